@@ -253,17 +253,23 @@ impl Timeline {
     }
 
     /// Whether the caller did the work of a track itself, as without overlap: within its waits for the same batches. A thread
-    /// also works while its caller does not wait.
+    /// also loads while its caller does not wait, and copies of a caller are in a process whose loads are the caller's.
     pub(crate) fn is_of_caller(&self, track: &Track) -> bool {
+        let of_process = || self.tracks.iter().filter(|other| other.process == track.process);
         let mut waits: HashMap<_, Vec<&Span>> = HashMap::new();
-        for wait in self.tracks.iter().filter(|other| other.process == track.process).flat_map(Track::waits) {
+        for wait in of_process().flat_map(Track::waits) {
             waits.entry((wait.epoch, wait.step)).or_default().push(wait);
         }
         let within = |work: &Span| {
             let waits = waits.get(&(work.epoch, work.step));
             waits.is_some_and(|waits| waits.iter().any(|wait| wait.common(work) > work.long - ROUNDING))
         };
-        track.work().next().is_some() && track.work().all(within)
+        let has = |track: &Track, name| track.work().any(|work| work.name == name);
+        let is_copies = has(track, "gpu_transfer");
+        let loads =
+            of_process().filter(|other| is_copies && !has(other, "gpu_transfer") && !has(other, "train"));
+        let mut work = track.work().chain(loads.flat_map(Track::work));
+        track.work().next().is_some() && work.all(within)
     }
 
     /// Every wait, the longest first.

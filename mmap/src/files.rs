@@ -110,7 +110,8 @@ fn matches(pattern: &Path) -> Result<Vec<PathBuf>, Error> {
 fn keep(paths: &mut Vec<PathBuf>, wanted: impl Fn(&Path) -> Result<bool, Error>) -> Result<(), Error> {
     let mut failed = Ok(());
     paths.retain(|path| {
-        wanted(path).unwrap_or_else(|error| {
+        let found = if failed.is_ok() { wanted(path) } else { Ok(false) };
+        found.unwrap_or_else(|error| {
             failed = Err(error);
             false
         })
@@ -126,9 +127,15 @@ fn is_folder(path: &Path) -> Result<bool, Error> {
 /// Returns `None` if nothing is at the path, or a link that leads nowhere. After another error, something may be there:
 /// without it, files would be left out silently.
 fn there(path: &Path, found: io::Result<Metadata>) -> Result<Option<Metadata>, Error> {
+    #[cfg(unix)]
+    let is_loop = |error: &io::Error| error.raw_os_error() == Some(libc::ELOOP);
+    #[cfg(not(unix))]
+    let is_loop = |_: &io::Error| false;
+    let is_absent = |error: &io::Error| {
+        matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) || is_loop(error)
+    };
     match found {
-        Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => Ok(None),
-        Err(_) if path.is_symlink() => Ok(None),
+        Err(error) if is_absent(&error) => Ok(None),
         found => found.map(Some).map_err(|source| Error::opening(path, source)),
     }
 }
@@ -269,6 +276,14 @@ mod tests {
                 matches!(&error, Error::Open { path, .. } if path.ends_with(&long)),
                 "{pattern}: {error:?}"
             );
+        }
+        #[cfg(unix)]
+        for (to, is_left_out) in [("loop", true), (long.as_str(), false)] {
+            std::os::unix::fs::symlink(to, at("loop")).unwrap();
+            for pattern in ["*/x", "**/x"] {
+                assert_eq!(files([at(pattern)]).is_ok(), is_left_out, "{pattern} {to}");
+            }
+            std::fs::remove_file(at("loop")).unwrap();
         }
     }
 

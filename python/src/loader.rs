@@ -245,13 +245,14 @@ impl Loader {
         self.shared.check(py)?;
         self.shared.state.with(py, |state| {
             self.shared.front.next_epoch.store(epoch, Ordering::Relaxed);
+            state.own.loaded = false;
             state.own.resume.take_if(|resume| resume.epoch() != epoch);
         });
         Ok(())
     }
 
     /// Make ``epoch`` the next one for a trainer, which counts epochs from 0 on: a loaded state with steps left stays, and
-    /// no epoch comes again.
+    /// after it no epoch comes again.
     fn _reach_epoch(&self, py: Python<'_>, epoch: u64) -> PyResult<()> {
         self.shared.check(py)?;
         let plan = &self.plan.get().inner;
@@ -260,7 +261,9 @@ impl Loader {
                 |at: &Checkpoint| at.steps_left(plan, at.epoch().saturating_add(1)).unwrap_or_default();
             state.own.resume.take_if(|resume| left(resume) == 0);
             if state.own.resume.is_none() {
-                self.shared.front.next_epoch.fetch_max(epoch, Ordering::Relaxed);
+                let next = &self.shared.front.next_epoch;
+                let least = if state.own.loaded { next.load(Ordering::Relaxed) } else { 0 };
+                next.store(epoch.max(least), Ordering::Relaxed);
             }
         });
         Ok(())
@@ -321,7 +324,7 @@ impl Loader {
             state.iteration += 1;
             self.shared.front.next_epoch.store(checkpoint.epoch() + 1, Ordering::Relaxed);
             (state.own.exhausted, state.own.before) = (false, None);
-            state.own.resume = Some(checkpoint);
+            (state.own.resume, state.own.loaded) = (Some(checkpoint), true);
             Ok(true)
         });
         let loaded = checked.map_err(|error| errors::loading(py, error))?;

@@ -50,12 +50,13 @@ impl Object {
 static START: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
 
 thread_local! {
-    /// Whether this thread imported the package: the main one does, as a rule.
+    /// Whether this is the main thread, if that imported the package.
     static MAIN: Cell<bool> = const { Cell::new(false) };
 }
 
 pub(crate) fn imported(py: Python<'_>) -> PyResult<()> {
-    MAIN.set(true);
+    let threading = py.import("threading")?;
+    MAIN.set(threading.call_method0("current_thread")?.is(&threading.call_method0("main_thread")?));
     START.import(py, "_thread", "start_new_thread").map(|_| ())
 }
 
@@ -66,9 +67,13 @@ pub(crate) fn let_go(py: Python<'_>, objects: impl IntoIterator<Item = Py<PyAny>
     if MAIN.get() || objects.is_empty() {
         return;
     }
-    let Ok(list) = PyList::new(py, objects) else { return };
-    let start = |clear| START.get(py)?.bind(py).call1((clear, ())).ok();
-    if list.getattr("clear").ok().and_then(start).is_none() {
-        mem::forget(list); // no thread can start, as when the interpreter ends
+    // An iterator is also dropped while an exception leaves its loop. A call would lose that, or fail by it.
+    let raised = PyErr::take(py);
+    if let Ok(list) = PyList::new(py, objects) {
+        let start = |clear| START.get(py)?.bind(py).call1((clear, ())).ok();
+        if list.getattr("clear").ok().and_then(start).is_none() {
+            mem::forget(list); // no thread can start, as when the interpreter ends
+        }
     }
+    raised.into_iter().for_each(|raised| raised.restore(py));
 }

@@ -539,6 +539,46 @@ def test_a_process_that_is_forked_while_a_loader_is_built_builds_one(tmp_path: P
         assert run_program(BUILDING, tmp_path / "data.npy", mode)[:2] == (0, ""), mode
 
 
+LEFT_BY_EXCEPTION = """
+import sys, threading
+from sets import Numbers
+if sys.argv[1] == "import":
+    thread = threading.Thread(target=lambda: __import__("twinbuf"))
+    thread.start()
+    thread.join()
+import twinbuf as tb
+
+def loops():
+    data = Numbers(64)
+    yield lambda: tb.prefetch([object() for _ in range(100)])
+    yield lambda: enumerate(tb.prefetch([object() for _ in range(100)]))
+    for overlap in (True, False):
+        yield lambda overlap=overlap: tb.Loader(data, tb.Plan(data, 8), overlap=overlap)
+        yield lambda overlap=overlap: tb.Loader(data, tb.Plan(data, 8), overlap=overlap).epochs(2)
+
+def work():
+    for loop in loops():
+        try:
+            for _ in loop():
+                raise ValueError("mine")
+        except ValueError as error:
+            print(error)
+
+if sys.argv[1] == "import":
+    work()
+else:
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+"""
+
+
+@pytest.mark.parametrize("where", ["thread", "import"])
+def test_an_exception_leaves_a_loop_in_any_thread(where: str) -> None:
+    """The iterator is dropped while the exception passes: a call into Python then lost it, or crashed."""
+    assert run_program(LEFT_BY_EXCEPTION, where) == (0, "mine\n" * 6, "")
+
+
 class Owner(sets.Numbers):
     """Has an iterator of what its own methods make."""
 

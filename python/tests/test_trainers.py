@@ -168,7 +168,7 @@ def test_the_recipe_for_transformers_trains(tmp_path: Path) -> None:
         (37, (2, 3, 9), [(2, 5), (3, 0), (9, 0)]),
         (16, (1, 2), [(1, 0), (2, 0)]),  # saved in the last step of an epoch
         (17, (0, 1), [(1, 1), (2, 0)]),  # as a short loader that a trainer goes through twice in its epoch 0
-        (0, (4, 1), [(4, 0), (5, 0)]),
+        (0, (4, 1), [(4, 0), (1, 0)]),  # another training with the same loader
     ],
 )
 def test_the_epoch_of_a_trainer_drops_no_state(received: int, epochs: Any, wanted: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -39,7 +40,7 @@ from ._values import (
     whole,
     whole_or_none,
 )
-from .errors import CheckpointError, LoaderTimeoutError, OptionError
+from .errors import CheckpointError, LoaderError, LoaderTimeoutError, OptionError
 
 if TYPE_CHECKING:
     import torch
@@ -353,10 +354,9 @@ class Loader(_Loader, Generic[Made]):
         finally:
             if self._sender is not None:
                 self._sender.recorder.close()
-            try:
-                self._close(timeout, monotonic() - since)
-            finally:
-                if self._filler is not None:
+            self._close(timeout, monotonic() - since)
+            if self._filler is not None:
+                with contextlib.suppress(LoaderError):  # the program ends
                     self._filler.try_next()  # it finds the end, and completes the trace
 
     def __enter__(self) -> Self:

@@ -104,7 +104,8 @@ def prefetch(
     ``iter()``. It has not its autocast, nor its default device.
 
     Around a loader that accelerate prepared, gradient accumulation and ``gather_for_metrics`` see how far the
-    loop is. Around a generator over such a loader they would see how far the thread is.
+    loop is. Do not give ``prepare`` the `prefetch`: it would not see the end of an epoch. Around a generator
+    over such a loader they see no loader, or how far the thread is.
 
     Random numbers from a *global* generator are drawn by both threads in an order that varies. Give the
     sampler and the transforms a separate generator (``DataLoader(generator=...)``).
@@ -164,7 +165,7 @@ class Prefetcher(Around[T]):
             raise OptionError(f"depth: wanted from 1 to {_MOST}, found {depth}")
         self._iterable = iterable
         self._depth = depth
-        self._is_prepared = _set_aside(iterable)
+        self._prepared = _set_aside(iterable)
         self._streams = None if device is None else streams_of(device)
         # Whether the device is host memory: arrays become tensors there.
         self._convert = device is not None and self._streams is None
@@ -225,7 +226,7 @@ class Prefetcher(Around[T]):
         states, state, stateless = _copies(self._iterable)
         place, thread, pid = [state], _Thread(self._thread), os.getpid()
         items: _Items[T] = _Items(
-            _marked(self._iterable, iterator) if self._is_prepared else iterator,
+            _marked(self._iterable, iterator) if self._prepared else iterator,
             self._depth,
             send=as_tensors if self._convert else upload.send if upload else None,
             states=states,
@@ -236,9 +237,9 @@ class Prefetcher(Around[T]):
             epoch=self._epochs,
         )
         loop: _Items[T] | Loop[T] = items
-        if self._is_prepared:
+        if self._prepared:
             loop = Loop(items, partial(self._receive, upload))
-            loop._over = partial(self.gradient_state._remove_dataloader, self)
+            loop._over = self._leave
         elif upload is not None:
             loop = Loop(items, upload.receive)
         latest, only = weakref.ref(loop), self._shared and _goes_on(self._iterable)
@@ -255,8 +256,14 @@ class Prefetcher(Around[T]):
         """Return an item of a loader of accelerate, which takes this for the loader that the loop is in."""
         found = found if upload is None else upload.receive(found)
         item, self.end_of_dataloader, self.remainder = found
-        self.gradient_state._add_dataloader(self)
+        # Of loops at once, the one that began last counts.
+        if self not in self.gradient_state.dataloader_references:
+            self.gradient_state._add_dataloader(self)
         return item  # type: ignore[no-any-return]
+
+    def _leave(self) -> None:
+        for loader in (self, *self._prepared):
+            self.gradient_state._remove_dataloader(loader)
 
     def __repr__(self) -> str:
         return f"prefetch({self._iterable!r}, depth={self._depth})"
@@ -328,8 +335,13 @@ class _Aside:
     def __init__(self, state: Any) -> None:
         self._state = state
 
+    def __getattr__(self, name: str) -> Any:
+        if name == "_state":  # of a copy that is being made
+            raise AttributeError(name)
+        return getattr(self._state, name)
+
     def _add_dataloader(self, loader: Any) -> None:
-        if not _ahead.get() and self._state.active_dataloader is not loader:
+        if not _ahead.get():
             self._state._add_dataloader(loader)
 
     def _remove_dataloader(self, loader: Any) -> None:
@@ -337,13 +349,14 @@ class _Aside:
             self._state._remove_dataloader(loader)
 
 
-def _set_aside(iterable: Any) -> bool:
-    """Return whether the iterable is, or is around, a loader of accelerate. If so, give that an `_Aside`."""
+def _set_aside(iterable: Any) -> tuple[Any, ...]:
+    """Return the loader of accelerate that the iterable is, or is around, if any. Give that an `_Aside`."""
     while isinstance(iterable, Around):
         iterable = iterable._iterable
-    if is_prepared := hasattr(state := getattr(iterable, "gradient_state", None), "_add_dataloader"):
-        iterable.gradient_state = state if isinstance(state, _Aside) else _Aside(state)
-    return is_prepared
+    if not hasattr(state := getattr(iterable, "gradient_state", None), "_add_dataloader"):
+        return ()
+    iterable.gradient_state = state if isinstance(state, _Aside) else _Aside(state)
+    return (iterable,)
 
 
 def _marked(loader: Any, iterator: Iterator[Any]) -> Iterator[tuple[Any, bool, int]]:

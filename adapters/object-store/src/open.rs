@@ -41,13 +41,13 @@ impl Objects {
         options: Options,
         open: impl FnOnce(&[PathBuf]) -> Result<Records, mmap::Error>,
     ) -> Result<Self, Error> {
-        // In no text are a query, which may be a signature, and a password: no store takes them from the URL. Of a text that
-        // is no URL, `?` and `#` may be in a password if a `@` follows.
+        // In no text are a query, which may be a signature, and a password: no store takes them from the URL. `?` and `#` may
+        // be in a password if a `@` follows.
         let (start, rest) = url.split_at(url.find(['?', '#']).unwrap_or(url.len()));
         let mut parsed = Url::parse(start);
         let _ = parsed.as_mut().map(|url| url.set_password(None));
-        let text = start.rsplit('@').next().filter(|_| !rest.contains('@')).unwrap_or("the URL");
-        let url = parsed.as_ref().map_or(text, Url::as_str);
+        let text = parsed.as_ref().ok().map(Url::as_str).or_else(|| start.rsplit('@').next());
+        let url = text.filter(|_| !rest.contains('@')).unwrap_or("the URL");
         let failed = |source: BoxError| Error { url: url.to_string(), range: 0..0, kind: Kind::Open(source) };
         let found = parsed.clone().map_err(BoxError::from).and_then(|url| parse(url, &options));
         let (store, base, root) = found.map_err(failed)?;
@@ -162,7 +162,7 @@ fn copies(heads: &[(Object, Bytes)]) -> io::Result<(tempfile::TempDir, Vec<PathB
             file.write_all(head)?;
             file.set_len(object.size).map(|()| path)
         };
-        let made = (last < name).then(|| make(root)).and_then(Result::ok);
+        let made = (root != index && last < name).then(|| make(root)).and_then(Result::ok);
         root = if made.is_some() { root } else { index };
         files.push(made.map_or_else(|| make(root), Ok)?);
         last = name;

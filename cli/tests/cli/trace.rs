@@ -164,6 +164,20 @@ fn a_caller_that_loads_while_it_waits_works() {
     fs::write(folder.join("in_turn.json"), format!("[\n{}\n]\n", lines.join(",\n"))).unwrap();
     let found = text(folder, "trace in_turn.json");
     assert!(!found.contains("between two batches"), "{found}");
+    // With a thread, each copy is in the caller's wait for it, too.
+    let steps = |step: u64| {
+        let start = 1000 * step;
+        let spans = [
+            span("disk_load", 2, start, 1000, step),
+            span("gpu_transfer", 3, start + 1000, 100, step),
+            span("queue_wait", 1, start + 130, 980, step),
+            span("train", 1, start + 1110, 20, step),
+        ];
+        spans.join(",\n")
+    };
+    let lines = [row(1, "train"), row(2, "read"), row(3, "upload"), steps(0), steps(1), steps(2)];
+    fs::write(folder.join("copies.json"), format!("[\n{}\n]\n", lines.join(",\n"))).unwrap();
+    has(&text(folder, "trace copies.json"), &["  `upload`, between two batches\n"]);
     // The second file is no trace.
     fs::write(folder.join("data.bin"), [7; 5000]).unwrap();
     let Run { code, stderr, .. } = twinbuf(folder, "trace t.json data.bin");

@@ -177,7 +177,7 @@ fn by_header(front: &[u8], len: u64) -> Option<(&'static str, &'static str)> {
 /// element.
 ///
 /// Numbers of several bytes can have the bytes of text, too. In a narrow range, or in a few, they have few different high
-/// bytes. Pixels of 8 bits that were made wider have each byte twice.
+/// bytes; but a table of digits alone is text. Pixels of 8 bits that were made wider have each byte twice.
 fn by_text(front: &[u8], size: usize) -> Option<(&'static str, &'static str)> {
     let text = match std::str::from_utf8(front) {
         // `front` may end within a character: look at the text before it.
@@ -190,7 +190,9 @@ fn by_text(front: &[u8], size: usize) -> Option<(&'static str, &'static str)> {
     let apart = |c: char| c.is_whitespace() || matches!(c, ',' | '"');
     let high: BTreeSet<_> = text.bytes().skip(size - 1).step_by(size).collect();
     let has_words = text.contains(apart) && text.as_bytes().chunks(2).any(|two| two.first() != two.last());
-    let found = high.len() >= TEXT && has_words && !text.contains(control);
+    let in_table = |c: char| c.is_ascii_digit() || c.is_whitespace() || matches!(c, '+' | '-' | '.' | ',');
+    let is_table = text.len() >= 8 * TEXT && text.chars().all(in_table);
+    let found = (high.len() >= TEXT || is_table) && has_words && !text.contains(control);
     found.then_some((if text.starts_with(['{', '[']) { "JSON" } else { "text" }, TOKENIZE))
 }
 

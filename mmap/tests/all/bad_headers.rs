@@ -415,6 +415,9 @@ fn foreign() -> Vec<(&'static str, Vec<u8>, &'static str)> {
         ("ELF", b"\x7fELF\x02\x01\x01\0".to_vec(), "no records"),
         ("JSON", lines, "tokenize"),
         ("text", "Once upon a time, in a caf\u{e9},\n\tthere was.\r\n".repeat(40).into_bytes(), "tokenize"),
+        // Labels, one a place.
+        ("text", "1,2,3\n".repeat(200).into_bytes(), "tokenize"),
+        ("text", "0\n1\n1\n0\n2\n".repeat(200).into_bytes(), "tokenize"),
         // As `numpy.savetxt` writes numbers: words of 24 letters.
         (
             "text",
