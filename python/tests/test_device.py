@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import itertools
 import json
+import threading
 import time
 import types
 import weakref
@@ -94,6 +96,35 @@ def test_an_interrupt_of_the_start_does_not_block_the_next_one(
                 next(iter(items))
     assert sum(1 for _ in loader.epoch(0)) == 16
     assert list(ahead) == [0, 1, 2, 3]
+
+
+def test_ctrl_c_in_close_ends_all_of_its_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It came while the sending thread was waited for: close then waited for the load, up to its timeout."""
+    gate, inside = threading.Event(), threading.Event()
+
+    class Blocked(sets.Numbers):
+        def read_into(self, indices: Any, out: Any) -> None:
+            inside.set()
+            gate.wait()
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    def ask() -> None:
+        with contextlib.suppress(tb.errors.LoaderError):  # that it was closed
+            next(items)
+
+    data = Blocked(64)
+    loader = tb.Loader(data, tb.Plan(data, 4), device=Late("side"))
+    items = iter(loader.epoch(0))
+    thread = threading.Thread(target=ask)
+    thread.start()
+    assert inside.wait(60)
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(type(loader._sender), "join", interrupted)
+        loader.close(timeout=60)
+    gate.set()
+    thread.join()
 
 
 def test_a_batch_is_what_it_is_in_host_memory(numbers: Numbers) -> None:

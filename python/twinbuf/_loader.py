@@ -351,13 +351,22 @@ class Loader(_Loader, Generic[Made]):
         since = monotonic()
         try:
             self._stop_sending(timeout, closes=True)
-        finally:
-            if self._sender is not None:
-                self._sender.recorder.close()
-            self._close(timeout, monotonic() - since)
-            if self._filler is not None:
-                with contextlib.suppress(LoaderError):  # the program ends
-                    self._filler.try_next()  # it finds the end, and completes the trace
+        except LoaderError:
+            self._end(timeout, monotonic() - since)
+            raise
+        except BaseException:  # as by Ctrl-C: wait no longer
+            with contextlib.suppress(LoaderError):
+                self._end(0.0, 0.0)
+            raise
+        self._end(timeout, monotonic() - since)
+
+    def _end(self, timeout: float | None, waited: float) -> None:
+        if self._sender is not None:
+            self._sender.recorder.close()
+        self._close(timeout, waited)
+        if self._filler is not None:
+            with contextlib.suppress(LoaderError):  # the program ends
+                self._filler.try_next()  # it finds the end, and completes the trace
 
     def __enter__(self) -> Self:
         self._check()
