@@ -81,17 +81,16 @@ fn matches(pattern: &Path) -> Result<Vec<PathBuf>, Error> {
             continue;
         }
         let matcher = glob::Pattern::new(name).map_err(|_| none())?;
-        keep(&mut found, is_folder)?;
+        found = keep(found, is_folder)?;
         let mut next = Vec::new();
         while let Some(path) = found.pop() {
             if name == "**" {
                 let whole = |path: &Path| Path::new(".").join(path).canonicalize().ok();
                 let goes_back =
                     |path: &Path, link: &Path| path.ancestors().any(|above| whole(above) == whole(link));
-                let mut below = children(&path, |name| !name.starts_with('.'))?;
+                let below = children(&path, |name| !name.starts_with('.'))?;
                 let is_new = |below: &Path| !(below.is_symlink() && goes_back(&path, below));
-                keep(&mut below, |below| Ok(is_folder(below)? && is_new(below)))?;
-                found.append(&mut below);
+                found.extend(keep(below, |below| Ok(is_folder(below)? && is_new(below)))?);
                 next.push(path);
             } else {
                 next.extend(children(&path, |name| matcher.matches_with(name, options))?);
@@ -102,21 +101,13 @@ fn matches(pattern: &Path) -> Result<Vec<PathBuf>, Error> {
         next.dedup();
         found = next;
     }
-    keep(&mut found, |path| Ok(there(path, path.symlink_metadata())?.is_some()))?;
-    Ok(found)
+    keep(found, |path| Ok(there(path, path.symlink_metadata())?.is_some()))
 }
 
-/// Removes the paths that are not wanted.
-fn keep(paths: &mut Vec<PathBuf>, wanted: impl Fn(&Path) -> Result<bool, Error>) -> Result<(), Error> {
-    let mut failed = Ok(());
-    paths.retain(|path| {
-        let found = if failed.is_ok() { wanted(path) } else { Ok(false) };
-        found.unwrap_or_else(|error| {
-            failed = Err(error);
-            false
-        })
-    });
-    failed
+/// Returns the paths that are wanted.
+fn keep(paths: Vec<PathBuf>, wanted: impl Fn(&Path) -> Result<bool, Error>) -> Result<Vec<PathBuf>, Error> {
+    let kept = paths.into_iter().map(|path| Ok(wanted(&path)?.then_some(path)));
+    kept.filter_map(Result::transpose).collect()
 }
 
 /// Whether a path leads to a folder. The empty one leads to the working directory.
@@ -261,7 +252,7 @@ mod tests {
         }
     }
 
-    /// The system fails to tell what is there. The name is too long: a test that runs as root may look everywhere.
+    /// The system refuses to say what is there: the name is too long. Root may look into all folders, so a mode would not do.
     #[test]
     fn what_the_system_does_not_tell_is_an_error() {
         let root = tempfile::tempdir().unwrap();
