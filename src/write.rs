@@ -131,8 +131,8 @@ impl WriterBuilder {
     /// one file. The path then names a new folder, and the shards in it are `00000.npy` and so on (`.bin` for raw rows):
     /// `Records::open_npy(files([path])?, cut)` opens them as one data set.
     ///
-    /// What already has the folder's name is not replaced, but for an empty folder that is made meanwhile: remove it
-    /// first.
+    /// What already has the folder's name is not replaced: remove it first. `finish` replaces an empty folder that was made
+    /// after `build`.
     pub fn shard_bytes(mut self, bytes: u64) -> Self {
         self.shard_bytes = Some(bytes);
         self

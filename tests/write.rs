@@ -391,7 +391,7 @@ mod unix {
             out.write_all(&[7; 10_000]).unwrap();
             end(out);
             let found = names(folder.path());
-            // The disk answers: the thread ends, and removes what is there.
+            // The disk answers, so the thread ends and removes the file.
             drop(fs::File::open(&shard).unwrap());
             while !names(folder.path()).is_empty() {
                 std::thread::yield_now();

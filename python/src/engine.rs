@@ -34,7 +34,7 @@ pub(crate) struct Batches {
 pub(crate) struct Progress {
     /// A loaded state: where the next iteration starts.
     pub(crate) resume: Option<Checkpoint>,
-    /// Whether a state was loaded: a trainer may count its epochs anew.
+    /// Whether a state was loaded. The trainer that runs then may count epochs from 0, although the loader goes on.
     pub(crate) loaded: bool,
     /// If set, `state_dict` returns this position instead of the loader's: the one before a batch that was put back, or
     /// before one on which `map` failed. When the program ends, it keeps the loader's last position. The end of an iteration

@@ -594,7 +594,7 @@ impl Drop for Items {
         let drop = |py: Python<'_>| {
             self.close(py);
             let front = &self.shared.front;
-            // Without a thread, nobody else drops these.
+            // If no thread runs, only this call can drop them.
             if !front.making.running.load(Ordering::Relaxed) {
                 let_go(py, front.objects().filter_map(Object::take));
             }

@@ -32,7 +32,7 @@ pub(super) struct Ahead<D: Units> {
     burst: u64,
     /// Bytes from the start of a record to the start of the next.
     pub(super) stride: u64,
-    /// In an epoch, the reader reads one of so many records: there are other ranks, or the plan's list leaves records out.
+    /// In an epoch, the reader reads one of this many records: other ranks read the rest, or the plan's list leaves it out.
     pub(super) share: u64,
     /// Whether whole chunks of a windowed shuffle are requested.
     windows: bool,

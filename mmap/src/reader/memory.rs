@@ -79,8 +79,7 @@ impl Readers {
             _ => return Ok(Share::all(wish.data)),
         };
         let ranks = limit::ranks_here();
-        // Locked for sums alone, and for no system call: in a process that another thread forks meanwhile, it is never
-        // unlocked.
+        // No system call is made under this lock. If another thread forks while it is locked, it stays locked in the child.
         let mut readers = lock(&self.0);
         let share = left.map_or_else(
             || wish.past(),
