@@ -133,7 +133,7 @@ pub fn weight(view: &View<'_>, device: &Device) -> Result<Tensor, TensorError> {
 /// A matrix of a layer, multiplied **in the slot** that it was read into.
 ///
 /// `linear(&layer, "mlp.up_proj.weight")?.forward(&x)` is `x` times the transposed matrix, by candle's own kernels for
-/// f32, f16, bf16 and, of GGUF's blocks, Q4_0 to Q8_1 and Q2_K to Q8_K, on the CPU. They convert `x` to what the kernel
+/// f32, f16, bf16 and, of GGUF's blocks, Q4_0 to Q8_0 and Q2_K to Q8_K, on the CPU. They convert `x` to what the kernel
 /// multiplies with, such as bf16 for a matrix of bf16, and return the type of `x`, f32 or f16.
 ///
 /// candle's `Tensor` owns its memory, so it cannot borrow; its `QTensor` is behind a trait, and
