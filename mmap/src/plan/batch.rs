@@ -287,7 +287,7 @@ impl FusedIterator for Runs {}
 ///
 /// The seed, the epoch and the number of records determine the order. With [`Shuffle::Window`], the number of ranks,
 /// the batch size and [`PlanBuilder::steps`](super::PlanBuilder::steps) also affect it. The order does not depend on
-/// threads, depth or timing. It is the same on every platform and in every version of this crate.
+/// threads, depth or timing. It is the same on every platform.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[cfg_attr(
     feature = "serde",

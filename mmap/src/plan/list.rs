@@ -92,8 +92,8 @@ impl RecordList {
         }
     }
 
-    /// Returns a hash of a list of unequal steps, for example for a checkpoint. Returns `None` for
-    /// other lists: [`range`](Self::range) and [`step`](Self::step) describe them.
+    /// Returns a hash of a list without a [`step`](Self::step), for example for a checkpoint. Returns `None` for other
+    /// lists: their [`range`](Self::range) and step describe them.
     #[must_use]
     pub const fn fingerprint(&self) -> Option<u64> {
         match &self.0 {
@@ -165,7 +165,8 @@ impl FromIterator<u64> for RecordList {
     }
 }
 
-/// Prints the range and the step of a list of equal steps, and the number of records and the range of any other.
+/// Prints the range of a list with a step, and the step if it is not 1; of any other, the number of records and the
+/// range.
 impl fmt::Debug for RecordList {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.0 {
