@@ -193,8 +193,8 @@ typedef struct {
   // The number of reading threads. Default: 1.
   size_t workers;
   // The number of slots. Default: as many as fit 2 MiB in whole pages, 16 at most; if those are fewer than the
-  // workers plus 2, the workers plus 3. From 16 MiB each on, or with TWINBUF_MEMORY, the workers plus 2; 2 for one
-  // worker and slots of 16 MiB, or with TWINBUF_OVERLAP=0.
+  // workers plus 2, the workers plus 3. From 16 MiB each on, or with TWINBUF_MEMORY, the workers plus 2. 2 for one
+  // worker with slots of 16 MiB or more, and with TWINBUF_OVERLAP=0.
   size_t depth;
   // How long calls of twinbuf_next wait for the release of a batch that is in the next slot. Default: 10000.
   uint64_t held_timeout_ms;
