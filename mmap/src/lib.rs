@@ -18,8 +18,9 @@
 //!
 //! This crate does not:
 //!
-//! - fill a buffer during training; the crate `twinbuf` does. This crate starts threads only for direct I/O where
-//!   `io_uring` is missing or refused, and during [`Ranges::fingerprint`] of many files.
+//! - fill a buffer during training; the crate `twinbuf` does. This crate starts threads only for direct I/O (where
+//!   `io_uring` is missing or refused, and one if a reader is dropped during reads), and during
+//!   [`Ranges::fingerprint`] of many files.
 //! - convert records when it reads them: records keep the type and byte order of the file ([`DType`],
 //!   little-endian). [`transform`] converts numbers on request.
 //! - write or decompress files.
