@@ -59,7 +59,7 @@ use crate::error::Error;
 /// | `trained` | the number of steps of the training before this epoch |
 /// | `before` | the completed steps of this epoch with other batch sizes or numbers of ranks, in order: `batch`, `world`, `steps` |
 /// | `plan` | the [`Plan`] of rank 0 |
-/// | `list` | only for a list of records with unequal steps: its [fingerprint](crate::RecordList::fingerprint); `plan` then plans its positions |
+/// | `list` | only for a list of records without a [step](crate::RecordList::step): its [fingerprint](crate::RecordList::fingerprint); `plan` then plans its positions |
 /// | `record_bytes`, `fingerprint` | the record size and the fingerprint of the data set |
 ///
 /// In a checkpoint from [`start`](Self::start), `trained`, `plan` and the last two are `null`.
@@ -167,9 +167,8 @@ impl Checkpoint {
         Ok(rest.end().saturating_sub(step).saturating_add(after))
     }
 
-    /// Returns the plan of the loader that made the checkpoint, as rank 0 has it: for a [list of
-    /// records](crate::RecordList) with unequal steps, the plan of its positions. Returns `None` for
-    /// [`start`](Self::start).
+    /// Returns the plan of the loader that made the checkpoint, as rank 0 has it: for a list of records without
+    /// a [step](crate::RecordList::step), the plan of its positions. Returns `None` for [`start`](Self::start).
     #[must_use]
     pub fn plan(&self) -> Option<&Plan> {
         self.identity.as_ref().map(|identity| &identity.plan)

@@ -21,7 +21,7 @@ use window::Shares;
 
 /// The order of the records in every epoch, divided into batches and ranks.
 ///
-/// A `Plan` is a small value, except for a [`RecordList`] of unequal steps. It computes any batch
+/// A `Plan` is a small value, except for a [`RecordList`] without a [`step`](RecordList::step). It computes any batch
 /// of any epoch in O(1): to resume, start at another step. With a schedule of batch sizes
 /// ([`PlanBuilder::batches`]) it takes O(1) for each size.
 ///
@@ -61,8 +61,8 @@ use window::Shares;
 /// | field | content |
 /// | --- | --- |
 /// | `first`, `records` | the first record, and the number of records |
-/// | `step` | only for a list of equal steps other than 1: the step from a record to the next |
-/// | `list` | only for a list of unequal steps: all its numbers |
+/// | `step` | only for a list with a [`step`](RecordList::step) other than 1: that step |
+/// | `list` | only for a list without a step: all its numbers |
 /// | `batch` | the number of records in a batch; with a schedule, of its last size |
 /// | `batches` | only with a schedule: the sizes before the last, as pairs of steps and records |
 /// | `steps` | only with [`PlanBuilder::steps`]: the number of steps in an epoch |
