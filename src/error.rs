@@ -267,7 +267,8 @@ pub enum Error {
         slots: usize,
     },
     /// A fill did not end within the timeout of [`Loader::close_timeout`](crate::Loader::close_timeout). Its thread
-    /// was detached: it ends when the fill returns, and until then keeps the memory that it writes to.
+    /// was detached, unless a driver fills: it ends when the fill returns, and until then keeps the memory that it
+    /// writes to.
     #[error(
         "{} within {:.3} s",
         reading.as_ref().map_or("wanted the end of a load".into(), |reading| format!("{reading}: wanted an end")),

@@ -77,8 +77,8 @@ impl Buffer {
 
     /// Allocates buffers of these lengths, for example the slots of a ring, without touching them: see
     /// [`untouched`](Self::untouched). Two or more buffers that take 256 KiB to 2 MiB together, in whole pages, share one
-    /// block of 2 MiB. The block is a huge page where the kernel has one: it copies small records into it in two thirds of
-    /// the time. The last buffer frees the block. Returns `None` if the memory cannot be mapped.
+    /// block of 2 MiB. The block is a huge page where the kernel has one, to copy small records into it faster. The
+    /// last buffer frees the block. Returns `None` if the memory cannot be mapped.
     ///
     /// ```
     /// let slots = twinbuf_mmap::Buffer::several(&[128 << 10; 3]).ok_or("no memory")?;

@@ -122,7 +122,8 @@ pub struct Report {
     pub read: StageTimes,
     /// The time spent in transforms.
     pub transform: Duration,
-    /// The time of all completed copies from host to device, by the device's clock. Zero without a device.
+    /// The time of all completed copies from host to device, by the device's clock, or as the sender measured them
+    /// ([`on_device`](Self::on_device)). Zero without a device.
     pub transfer: Duration,
     /// The size of these copies in bytes.
     pub transfer_bytes: u64,
