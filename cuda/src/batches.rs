@@ -8,7 +8,7 @@ use cudarc::driver::CudaContext;
 use twinbuf_core::{Consumer, ReadSlot, TryRecvError};
 
 use crate::copy::Hand;
-use crate::error::{Error, Fate};
+use crate::error::Error;
 use crate::host::ThreadShare;
 use crate::lease::{Lease, Shared, Slot, look_again};
 use crate::slot::DeviceBuf;
@@ -34,10 +34,9 @@ pub struct DeviceBatches<M: 'static> {
     /// The number of the next batch.
     pub(crate) next: u64,
     pub(crate) shared: Arc<Shared<M>>,
-    pub(crate) fate: Arc<Fate>,
     /// `None` with a copy thread.
     pub(crate) hand: Option<Arc<Hand<M>>>,
-    pub(crate) _thread: Option<ThreadShare>,
+    pub(crate) _thread: ThreadShare,
 }
 
 impl<M: 'static> DeviceBatches<M> {
@@ -152,9 +151,9 @@ impl<M: 'static> DeviceBatches<M> {
         match received {
             Ok(slot) => Ok(slot.map(|slot| Lease { slot: Some(slot), shared: self.shared.clone() })),
             Err(TryRecvError::Empty) => Err(Error::Empty),
-            Err(TryRecvError::Held) => Err(Error::SlotHeld { device_depth: self.shared.device_depth }),
+            Err(TryRecvError::Held) => Err(Error::SlotHeld { device_depth: self.depth() }),
             Err(TryRecvError::Cancelled) => Err(Error::Cancelled),
-            Err(_abandoned) => Err(self.fate.get().cloned().unwrap_or(Error::Abandoned)),
+            Err(_abandoned) => Err(self.shared.fate.get().cloned().unwrap_or(Error::Abandoned)),
         }
     }
 
@@ -169,4 +168,4 @@ fn keep<M>(slot: Option<ReadSlot<'_, 'static, DeviceBuf<M>>>) -> Option<Slot<M>>
     slot.map(ReadSlot::keep)
 }
 
-debug!([M: 'static] DeviceBatches<M>, this, depth: this.ring.depth(), overlap: this.hand.is_none(), error: this.fate.get());
+debug!([M: 'static] DeviceBatches<M>, this, depth: this.ring.depth(), overlap: this.hand.is_none(), error: this.shared.fate.get());

@@ -6,7 +6,7 @@ use cudarc::driver::CudaContext;
 
 use crate::cu::Current;
 use crate::driver::{Driver, check};
-use crate::error::Error;
+use crate::error::{Error, wrong};
 
 /// Returns the primary context of a device. `ordinal` is the number of the device, from 0. Frameworks share this
 /// context.
@@ -37,8 +37,7 @@ use crate::error::Error;
 pub fn context(ordinal: usize) -> Result<Arc<CudaContext>, Error> {
     let devices = Driver::load()?.start()?;
     if ordinal >= devices {
-        let wanted = format!("0 to {}", devices - 1);
-        return Err(Error::Option { option: "ordinal", wanted, found: ordinal.to_string() });
+        return Err(wrong("ordinal", format!("0 to {}", devices - 1), &ordinal));
     }
     // `CudaContext::new` makes the new context current and does not restore the old one; `_current` does.
     let _current = Current::keep()?;

@@ -11,11 +11,11 @@ use std::thread::{self, Thread, ThreadId};
 use std::time::{Duration, Instant};
 
 use cudarc::driver::sys::CUevent;
-use twinbuf_core::{Consumer, KeptSlot, Producer, ReadSlot, TryAcquireError, TryRecvError};
+use twinbuf_core::{Consumer, KeptSlot, Producer, RecvError, TryAcquireError};
 
-use crate::cu::{self, BesideCaptures, Current, Event, Stream};
+use crate::cu::{self, Current, Event, Stream};
 use crate::edge;
-use crate::error::{Error, Fate, ended, lock};
+use crate::error::{Error, Fate, OnDrop, ended, ending, lock};
 use crate::lease::{Shared, look_again};
 use crate::slot::{DeviceBuf, HostBuf};
 use crate::time::{Clock, Copied, OnCopied};
@@ -30,9 +30,6 @@ pub(crate) struct Copies<M: 'static> {
     clock: Option<Arc<Clock>>,
     on_copied: Option<OnCopied>,
     running: VecDeque<Running<M>>,
-    /// The maximum number of copies in flight: the smaller of the two depths. With more, an event could be recorded
-    /// again before the end of its previous copy was seen.
-    limit: usize,
 }
 
 struct Running<M: 'static> {
@@ -57,7 +54,7 @@ impl<M> Copies<M> {
     unsafe fn issue(&mut self, source: Source<M>, seq: u64, slot: &mut DeviceBuf<M>) -> Result<(), Error> {
         slot.copy_after_uses()?;
         (slot.len, slot.issued) = (source.len, Instant::now());
-        let (stream, from) = (self.stream.raw(), source.memory.start());
+        let (stream, from) = (self.stream.raw(), source.memory.start);
         let (start, issued) = (slot.start.as_ref().map(Event::raw), slot.issued);
         // An empty batch is not copied, although the driver would accept it: there is nothing to wait for.
         let copied = (slot.len > 0).then(|| slot.copied.raw());
@@ -71,14 +68,9 @@ impl<M> Copies<M> {
         }
         // SAFETY: `running` keeps the source; the caller guarantees the bounds. The copy stream waits for earlier uses
         // of the target, and both slots are freed after the copy stream's work.
-        unsafe { cu::copy_to_device(slot.address(), from.as_ptr(), slot.len, stream) }?;
+        unsafe { cu::copy_to_device(slot.address, from.as_ptr(), slot.len, stream) }?;
         // SAFETY: both exist.
         unsafe { cu::record(copied, stream) }
-    }
-
-    /// Makes the context current, and allows the thread to wait during a capture, until the result is dropped.
-    fn apart(&self) -> Result<(Current, Option<BesideCaptures>), Error> {
-        Ok((Current::enter(self.stream.context())?, BesideCaptures::enter()))
     }
 
     /// Releases the oldest copy's host slot, then calls `on_copied`. Returns `false` if no copy runs or, unless it is
@@ -106,17 +98,6 @@ impl<M> Copies<M> {
             }
         }
         Ok(true)
-    }
-
-    /// Whether the oldest copy must end before another one may be issued.
-    fn is_full(&self) -> bool {
-        self.running.len() >= self.limit
-    }
-
-    /// Waits until another copy may be issued, and releases the host slots of all copies that are done.
-    fn make_room(&mut self) -> Result<(), Error> {
-        while self.retire(self.is_full())? {}
-        Ok(())
     }
 
     /// Releases the host slots of all copies, or of those that are done.
@@ -149,10 +130,8 @@ pub(crate) struct Engine<M: 'static> {
     // sees the end and may free the memory of the device slots. `host` may drop before: `copies` has its slots in use.
     host: Consumer<'static, HostBuf<M>>,
     copies: Copies<M>,
-    /// The next batch to be copied.
-    next: Option<Source<M>>,
-    /// Whether the host slot of the next batch was dropped without a commit.
-    cancelled: bool,
+    /// The next batch to be copied, or that its host slot was dropped without a commit.
+    next: Option<Result<Source<M>, RecvError>>,
     device: Producer<'static, DeviceBuf<M>>,
 }
 
@@ -185,9 +164,10 @@ impl<M: 'static> Engine<M> {
         host: Consumer<'static, HostBuf<M>>,
         device: Producer<'static, DeviceBuf<M>>,
     ) -> Self {
-        let limit = host.depth().min(device.depth());
-        let copies = Copies { stream, clock, on_copied, running: VecDeque::with_capacity(limit), limit };
-        Self { host, copies, next: None, cancelled: false, device }
+        // Each copy in flight keeps its host slot.
+        let running = VecDeque::with_capacity(host.depth());
+        let copies = Copies { stream, clock, on_copied, running };
+        Self { host, copies, next: None, device }
     }
 
     /// The body of the copy thread: copies until the data end, a side is dropped, or something fails.
@@ -200,23 +180,19 @@ impl<M: 'static> Engine<M> {
     }
 
     fn copy_all(&mut self) -> Result<bool, Error> {
-        cu::bind(self.copies.stream.context())?;
-        let _beside = BesideCaptures::enter();
+        let _apart = cu::apart(self.copies.stream.context())?;
         let waker = Waker::from(Arc::new(Unpark(thread::current())));
         let mut cx = Context::from_waker(&waker);
         loop {
             self.copies.retire_all(false)?;
             // Nothing may run between the last look at the ring, in `advance`, and `park` below: the caller's code
             // could use up the wakeup by parking this thread itself.
-            let needs = self.advance(|host| match host.poll_recv(&mut cx) {
-                Poll::Ready(received) => Ok(received?.map(ReadSlot::keep)),
-                Poll::Pending => Err(TryRecvError::Empty),
-            })?;
+            let needs = self.advance(&mut cx)?;
             // A thread cannot wait for a slot and for an event at once, so it polls the events while copies run. A
             // batch that is committed in the meantime unparks it, and is enqueued behind those copies.
             let pause = self.copies.pause();
             match (needs, pause) {
-                (Needs::Room, _) => self.copies.make_room()?,
+                (Needs::Room, _) => self.make_room()?,
                 // Nobody receives any more. Do not wait: a worker that was left behind may never commit its slot.
                 (Needs::Batch, _) if self.device.is_closed() => return Ok(false),
                 (Needs::Batch, Some(pause)) => thread::park_timeout(pause),
@@ -233,23 +209,33 @@ impl<M: 'static> Engine<M> {
         }
     }
 
-    /// Issues all copies that can be issued without a wait.
-    fn advance(
-        &mut self,
-        mut receive: impl FnMut(&mut Consumer<'static, HostBuf<M>>) -> Result<Option<Source<M>>, TryRecvError>,
-    ) -> Result<Needs, Error> {
+    /// Whether the oldest copy must end before another one may be issued: its device slot has the event that the next
+    /// copy records.
+    fn is_full(&self) -> bool {
+        self.copies.running.len() >= self.device.depth()
+    }
+
+    /// Waits until another copy may be issued, and releases the host slots of all copies that are done.
+    fn make_room(&mut self) -> Result<(), Error> {
+        while self.copies.retire(self.is_full())? {}
+        Ok(())
+    }
+
+    /// Issues all copies that can be issued without a wait. If the next batch is not committed, wakes the task of `cx`
+    /// when it is.
+    fn advance(&mut self, cx: &mut Context<'_>) -> Result<Needs, Error> {
         loop {
-            if self.next.is_none() && !self.cancelled {
-                match receive(&mut self.host) {
-                    Ok(Some(source)) => self.next = Some(source),
-                    Err(TryRecvError::Cancelled) => self.cancelled = true,
-                    // `Held`: the next host slot is still the source of a copy in flight, so no batch is in it yet.
-                    Err(TryRecvError::Empty | TryRecvError::Held) => return Ok(Needs::Batch),
-                    Ok(None) => return Ok(Needs::End(true)),
-                    Err(_abandoned) => return Ok(Needs::End(false)),
-                }
+            if self.next.is_none() {
+                self.next = Some(match self.host.poll_recv(cx) {
+                    Poll::Ready(Ok(Some(source))) => Ok(source.keep()),
+                    Poll::Ready(Err(RecvError::Cancelled)) => Err(RecvError::Cancelled),
+                    // Also if the next host slot is still the source of a copy in flight.
+                    Poll::Pending => return Ok(Needs::Batch),
+                    Poll::Ready(Ok(None)) => return Ok(Needs::End(true)),
+                    Poll::Ready(Err(_abandoned)) => return Ok(Needs::End(false)),
+                });
             }
-            if self.copies.is_full() && !self.cancelled {
+            if matches!(self.next, Some(Ok(_))) && self.is_full() {
                 return Ok(Needs::Room);
             }
             let mut slot = match self.device.try_acquire() {
@@ -257,18 +243,17 @@ impl<M: 'static> Engine<M> {
                 Err(TryAcquireError::Full) => return Ok(Needs::DeviceSlot),
                 Err(_closed) => return Ok(Needs::Closed),
             };
-            let Some(mut source) = self.next.take() else {
+            let Some(Ok(mut source)) = self.next.take() else {
                 // Pass the cancellation on: the receiver gets `Cancelled` for a reserved slot that was dropped.
                 drop(slot.reserve());
-                self.cancelled = false;
                 continue;
             };
             // Enter the context: this is the caller's thread, or the caller's code may have left another one current.
             let _current = Current::enter(self.copies.stream.context())?;
             let (meta, seq) = (source.meta.take(), slot.seq());
             // SAFETY: both slots have the uploader's slot size, and the length was checked against it (`HostBuf::put`).
-            // Fewer copies than `limit` are in flight, and slots are used in turn: the previous copy of the device slot
-            // has been retired.
+            // Fewer copies are in flight than device slots exist, and slots are used in turn: the previous copy of this
+            // slot has been retired.
             unsafe { self.copies.issue(source, seq, &mut slot) }?;
             slot.meta = meta;
             // Hand the batch over while the copy runs: the streams that use it wait for the copy, the host does not.
@@ -282,14 +267,15 @@ impl<M: 'static> Engine<M> {
     /// filling side called `finish`.
     fn pump(&mut self) -> Result<Option<bool>, Error> {
         loop {
-            match self.advance(|host| Ok(host.try_recv()?.map(ReadSlot::keep)))? {
+            // No task: the calls of both sides look for batches.
+            match self.advance(&mut Context::from_waker(Waker::noop()))? {
                 Needs::Room => {
-                    let _apart = self.copies.apart()?;
-                    self.copies.make_room()?;
+                    let _apart = cu::apart(self.copies.stream.context())?;
+                    self.make_room()?;
                 }
                 Needs::Closed => return Err(Error::Closed),
                 Needs::End(finished) => {
-                    let _apart = self.copies.apart()?;
+                    let _apart = cu::apart(self.copies.stream.context())?;
                     self.copies.retire_all(true)?;
                     return Ok(Some(finished));
                 }
@@ -313,17 +299,7 @@ pub(crate) struct Hand<M: 'static> {
     engine: Mutex<Option<Box<Engine<M>>>>,
     /// The thread that has locked `engine`. The engine calls the caller's code, which may call the uploader again.
     user: Mutex<Option<ThreadId>>,
-    fate: Arc<Fate>,
     shared: Arc<Shared<M>>,
-}
-
-/// Forgets the thread when it is dropped, also by a panic of the caller's code.
-struct User<'h>(&'h Mutex<Option<ThreadId>>);
-
-impl Drop for User<'_> {
-    fn drop(&mut self) {
-        *lock(self.0) = None;
-    }
 }
 
 /// How to wait for a host slot.
@@ -335,8 +311,8 @@ pub(crate) enum Waiting<'a, 'c> {
 }
 
 impl<M: 'static> Hand<M> {
-    pub(crate) fn new(engine: Engine<M>, fate: Arc<Fate>, shared: Arc<Shared<M>>) -> Self {
-        Self { engine: Mutex::new(Some(Box::new(engine))), user: Mutex::new(None), fate, shared }
+    pub(crate) fn new(engine: Engine<M>, shared: Arc<Shared<M>>) -> Self {
+        Self { engine: Mutex::new(Some(Box::new(engine))), user: Mutex::new(None), shared }
     }
 
     /// Whether another call of this uploader is running on this thread: `on_copied` or a waker then made this one.
@@ -348,14 +324,14 @@ impl<M: 'static> Hand<M> {
     fn with<R>(&self, work: impl FnOnce(&mut Engine<M>) -> Result<R, Error>) -> Result<R, Error> {
         let mut place = lock(&self.engine);
         *lock(&self.user) = Some(thread::current().id());
-        let _user = User(&self.user);
+        // Also after a panic of the caller's code.
+        let _user = OnDrop(|| *lock(&self.user) = None);
         // Take the engine out: if a waker or `on_copied` panics, the engine is dropped, and both sides end.
-        let Some(mut engine) = place.take() else { return Err(ended(&self.fate)) };
-        let result = work(&mut engine);
-        match &result {
-            Ok(_) => *place = Some(engine),
-            // Set the error before the drop of the engine ends the rings: both sides read it when they see the end.
-            Err(error) => drop(self.fate.set(error.clone())),
+        let Some(mut engine) = place.take() else { return Err(ended(&self.shared.fate)) };
+        // Set the error before the drop of the engine ends the rings: both sides read it when they see the end.
+        let result = ending(&self.shared.fate, work(&mut engine));
+        if result.is_ok() {
+            *place = Some(engine);
         }
         result
     }
@@ -383,7 +359,7 @@ impl<M: 'static> Hand<M> {
         if self.is_within() {
             return Poll::Ready(Ok(())); // without a wait
         }
-        let waited = self.with(|engine| {
+        self.with(|engine| {
             loop {
                 let captured = self.shared.release_captured(None);
                 engine.pump()?;
@@ -402,21 +378,19 @@ impl<M: 'static> Hand<M> {
                     (Err(TryAcquireError::Full), Waiting::Until(deadline))
                         if captured && Instant::now() < *deadline => {}
                     (Err(TryAcquireError::Full), _) => {
-                        return Ok(Poll::Ready(Err(Error::SlotHeld {
-                            device_depth: self.shared.device_depth,
-                        })));
+                        let device_depth = engine.device.depth();
+                        return Ok(Poll::Ready(Err(Error::SlotHeld { device_depth })));
                     }
                     (Err(_closed), _) => return Err(Error::Closed),
                 }
             }
             while matches!(hosts.try_acquire(), Err(TryAcquireError::Full)) {
-                let _apart = engine.copies.apart()?;
+                let _apart = cu::apart(engine.copies.stream.context())?;
                 if !engine.copies.retire(true)? {
                     break; // a reserved slot, which the caller finds
                 }
             }
             Ok(Poll::Ready(Ok(())))
-        });
-        waited.unwrap_or_else(|error| Poll::Ready(Err(error)))
+        })?
     }
 }

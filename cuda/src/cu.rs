@@ -4,24 +4,16 @@
 //! return them.
 
 use std::marker::PhantomData;
-use std::mem::{self, ManuallyDrop};
+use std::mem::ManuallyDrop;
 use std::ops::{Deref, Range};
 use std::ptr;
 use std::sync::Arc;
 
-use cudarc::driver::sys::{CUcontext, CUdeviceptr, CUevent, CUevent_wait_flags, CUstream};
+use cudarc::driver::sys::{CUcontext, CUdeviceptr, CUevent, CUevent_flags, CUevent_wait_flags, CUstream};
 use cudarc::driver::{CudaContext, DriverError, result, sys};
 
 use crate::driver::check;
 use crate::error::Error;
-
-/// Makes `ctx` current on the calling thread and leaves it current. For threads that this crate creates. Handles of
-/// default streams are resolved in the current context.
-///
-/// `CudaContext::bind_to_thread` would not do: it also returns errors that drops elsewhere in the program left behind.
-pub(crate) fn bind(ctx: &CudaContext) -> Result<(), Error> {
-    Current::enter(ctx).map(mem::forget)
-}
 
 /// Calls `call` again if it fails: the first call may have returned an error of earlier work. Used where such an error
 /// must not keep something from being freed or waited for.
@@ -29,7 +21,10 @@ pub(crate) fn twice<T>(mut call: impl FnMut() -> Result<T, Error>) -> Result<T, 
     call().or_else(|_| call())
 }
 
-/// Makes a context current on the calling thread, and restores the previous one when dropped: for the caller's threads.
+/// Makes a context current on the calling thread, and restores the previous one when dropped. Handles of default streams
+/// are resolved in the current context.
+///
+/// `CudaContext::bind_to_thread` would not do: it also returns errors that drops elsewhere in the program left behind.
 #[must_use]
 pub(crate) struct Current {
     /// The previous context, null for none. `None` if `ctx` was current already.
@@ -45,15 +40,14 @@ impl Current {
     }
 
     pub(crate) fn enter(ctx: &CudaContext) -> Result<Self, Error> {
-        let before = check("cuCtxGetCurrent", result::ctx::get_current())?;
-        let before = if before == Some(ctx.cu_ctx()) {
-            None
+        let mut current = Self::keep()?;
+        if current.before == Some(ctx.cu_ctx()) {
+            current.before = None;
         } else {
             // SAFETY: the context is alive while its `CudaContext` is.
             check("cuCtxSetCurrent", unsafe { result::ctx::set_current(ctx.cu_ctx()) })?;
-            Some(before.unwrap_or(ptr::null_mut()))
-        };
-        Ok(Self { before, _here: PhantomData })
+        }
+        Ok(current)
     }
 
     /// Same as `enter`, before freeing something: most calls that free need a current context.
@@ -124,6 +118,11 @@ impl Drop for BesideCaptures {
     fn drop(&mut self) {
         let _ = exchange(self.before);
     }
+}
+
+/// Makes a context current, and allows the thread to wait and free during a capture, until the result is dropped.
+pub(crate) fn apart(ctx: &CudaContext) -> Result<(Current, Option<BesideCaptures>), Error> {
+    Ok((Current::enter(ctx)?, BesideCaptures::enter()))
 }
 
 /// Sets the calling thread's capture mode and returns the previous one. `None` if the driver refuses.
@@ -313,11 +312,14 @@ unsafe impl Send for Event {}
 unsafe impl Sync for Event {}
 
 impl Event {
-    /// Creates an event with these `CU_EVENT_*` flags. `ctx` is current.
-    pub(crate) fn new(ctx: &Arc<CudaContext>, flags: u32) -> Result<Self, Error> {
+    /// Creates an event. With `timed`, the driver can tell the time between two of them; with `blocking`, a host thread
+    /// that waits for it sleeps. `ctx` is current.
+    pub(crate) fn new(ctx: &Arc<CudaContext>, timed: bool, blocking: bool) -> Result<Self, Error> {
+        let timing = if timed { 0 } else { CUevent_flags::CU_EVENT_DISABLE_TIMING as u32 };
+        let sleep = if blocking { CUevent_flags::CU_EVENT_BLOCKING_SYNC as u32 } else { 0 };
         let mut raw = ptr::null_mut();
         // SAFETY: the pointer is valid for the call. Called without cudarc's wrapper, which accepts only one flag.
-        check("cuEventCreate", unsafe { sys::cuEventCreate(&raw mut raw, flags) }.result())?;
+        check("cuEventCreate", unsafe { sys::cuEventCreate(&raw mut raw, timing | sleep) }.result())?;
         Ok(Self { raw, ctx: Owner::new(ctx.clone()) })
     }
 

@@ -1,5 +1,6 @@
 //! The errors of this crate.
 
+use std::fmt::Display;
 use std::io;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
@@ -9,6 +10,20 @@ pub(crate) type Fate = OnceLock<Error>;
 /// Locks a mutex that a panic of the caller's code cannot leave in an invalid state.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Calls a function when it is dropped, also by a panic.
+pub(crate) struct OnDrop<F: FnMut()>(pub(crate) F);
+
+impl<F: FnMut()> Drop for OnDrop<F> {
+    fn drop(&mut self) {
+        (self.0)();
+    }
+}
+
+/// Makes an error the one that ended the uploader or the scope, if it is the first.
+pub(crate) fn ending<R>(fate: &Fate, result: Result<R, Error>) -> Result<R, Error> {
+    result.inspect_err(|error| drop(fate.set(error.clone())))
 }
 
 /// Why a call finds the other side gone.
@@ -141,6 +156,11 @@ pub enum Error {
     /// code panicked, as for [`Abandoned`](Error::Abandoned).
     #[error("one side of the uploader was dropped: no one receives what is committed")]
     Closed,
+}
+
+/// An argument or an option has an invalid value.
+pub(crate) fn wrong(option: &'static str, wanted: String, found: &dyn Display) -> Error {
+    Error::Option { option, wanted, found: found.to_string() }
 }
 
 /// Formats each library name with the system's error for it.

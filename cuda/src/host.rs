@@ -35,7 +35,7 @@ pub struct HostSlots<M: 'static> {
     // a batch otherwise.
     pub(crate) ring: Producer<'static, HostBuf<M>>,
     pub(crate) copying: Copying<M>,
-    pub(crate) _thread: Option<ThreadShare>,
+    pub(crate) _thread: ThreadShare,
 }
 
 /// Keeps the copies going after each commit. A copy thread needs nothing: the ring wakes it. Without one, the filling
@@ -70,25 +70,19 @@ impl<M: 'static> Drop for Copying<M> {
 }
 
 /// A side's share of the copy thread: its drop wakes the thread; the last one joins it, but not from itself.
+/// `None` without a thread.
 #[derive(Clone)]
-pub(crate) struct ThreadShare(pub(crate) Arc<Thread>);
+pub(crate) struct ThreadShare(pub(crate) Option<Arc<JoinHandle<()>>>);
 
 impl Drop for ThreadShare {
     fn drop(&mut self) {
+        let Some(thread) = self.0.take() else { return };
         // Wake the copy thread: it may wait for a batch that is never committed, and must see that nobody receives.
-        self.0.0.iter().for_each(|thread| thread.thread().unpark());
-    }
-}
-
-/// The copy thread, joined when both sides of the uploader have been dropped.
-pub(crate) struct Thread(pub(crate) Option<JoinHandle<()>>);
-
-impl Drop for Thread {
-    fn drop(&mut self) {
+        thread.thread().unpark();
         // Code of the caller, such as a waker, may drop the last side on the copy thread. A thread cannot join itself,
         // so it ends without being joined.
         let other = |thread: &JoinHandle<()>| thread.thread().id() != thread::current().id();
-        if let Some(thread) = self.0.take().filter(other) {
+        if let Some(thread) = Arc::into_inner(thread).filter(other) {
             // A panic is ignored here: the panic hook has reported it, and both sides see the end.
             let _ = thread.join();
         }
@@ -144,9 +138,7 @@ impl<M: 'static> HostSlots<M> {
         let Self { ring, copying, .. } = self;
         let acquired = match (&copying.hand, waiting) {
             (Some(hand), waiting) => {
-                if let Err(error) = ready!(hand.wait(ring, waiting)) {
-                    return Poll::Ready(Err(error));
-                }
+                ready!(hand.wait(ring, waiting))?;
                 ring.try_acquire()
             }
             (None, Waiting::No) => ring.try_acquire(),

@@ -11,9 +11,9 @@ use cudarc::driver::sys::{CUdeviceptr, CUstream};
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream, DeviceRepr};
 use twinbuf_core::KeptSlot;
 
-use crate::cu::{self, BesideCaptures, Current, Owner};
+use crate::cu::{self, Current, Owner};
 use crate::driver::check;
-use crate::error::{Error, lock};
+use crate::error::{Error, Fate, lock, wrong};
 use crate::slot::DeviceBuf;
 use crate::time::{Clock, CopyTime};
 
@@ -58,7 +58,7 @@ pub(crate) type Slot<M> = KeptSlot<'static, DeviceBuf<M>>;
 /// State that an uploader's leases and its sides share.
 pub(crate) struct Shared<M: 'static> {
     pub(crate) ctx: Owner<Arc<CudaContext>>,
-    pub(crate) device_depth: usize,
+    pub(crate) fate: Arc<Fate>,
     /// `None` if copies are not timed.
     pub(crate) clock: Option<Arc<Clock>>,
     /// The legacy default stream. The method `DeviceSlice::stream` of [`View`] returns it and has the reason.
@@ -68,11 +68,11 @@ pub(crate) struct Shared<M: 'static> {
 }
 
 impl<M: 'static> Shared<M> {
-    pub(crate) fn new(ctx: Owner<Arc<CudaContext>>, device_depth: usize, clock: Option<Arc<Clock>>) -> Self {
+    pub(crate) fn new(ctx: Owner<Arc<CudaContext>>, clock: Option<Arc<Clock>>) -> Self {
         let legacy = ptr::without_provenance_mut(view::LEGACY);
         // SAFETY: the legacy default stream exists in every context as long as the context does.
         let elsewhere = Owner::new(unsafe { ctx.wrap_borrowed_stream(legacy) });
-        Self { ctx, device_depth, clock, elsewhere, captured: Mutex::default() }
+        Self { ctx, fate: Arc::default(), clock, elsewhere, captured: Mutex::default() }
     }
 
     /// Releases the slots held by captures that have ended. Returns whether another capture still holds the slot of
@@ -156,12 +156,10 @@ impl<M: 'static> Lease<M> {
         // thread.
         let view = self.view::<T>(0..self.len(), stream)?;
         if view.is_empty() {
-            let (wanted, found) = ("a batch with bytes".to_string(), "an empty one".to_string());
-            return Err(Error::Option { option: "self", wanted, found });
+            return Err(wrong("self", "a batch with bytes".to_string(), &"an empty one"));
         }
-        let _current = Current::enter(&self.shared.ctx)?;
         // Where the device has no memory pools, the allocation is not stream-ordered, and could break a capture.
-        let _beside = BesideCaptures::enter();
+        let _apart = cu::apart(&self.shared.ctx)?;
         // SAFETY: the copy below is enqueued on the same stream before the memory is returned. Later work on the stream
         // finds it filled.
         let mut owned = check("cuMemAllocAsync", unsafe { stream.alloc::<T>(view.len()) })?;
@@ -190,7 +188,7 @@ impl<M: 'static> Lease<M> {
         // SAFETY: the caller guarantees the stream; its handle names the same stream on every thread. Its context has
         // just been entered.
         unsafe { self.slot().use_on(stream, None) }?;
-        Ok(self.slot().address())
+        Ok(self.slot().address)
     }
 
     /// Returns the size of the batch in bytes.
@@ -252,8 +250,7 @@ impl<M: 'static> Lease<M> {
     /// [`Error::Driver`] if the copy or the wait failed.
     pub fn wait_copied(&self) -> Result<Option<CopyTime>, Error> {
         if !self.is_empty() {
-            let _current = Current::enter(&self.shared.ctx)?;
-            let _beside = BesideCaptures::enter();
+            let _apart = cu::apart(&self.shared.ctx)?;
             // SAFETY: the slot's event.
             unsafe { cu::wait_on_host(self.slot().copied.raw()) }?;
         }
@@ -271,26 +268,25 @@ impl<M: 'static> Lease<M> {
         }
         if bytes.start > bytes.end || bytes.end > self.len() {
             let wanted = format!("a range of the batch's {} bytes", self.len());
-            return Err(Error::Option { option: "bytes", wanted, found: format!("{bytes:?}") });
+            return Err(wrong("bytes", wanted, &format_args!("{bytes:?}")));
         }
-        let start = self.slot().address() + bytes.start as u64;
+        let start = self.slot().address + bytes.start as u64;
         let whole = bytes.len().checked_rem(size_of::<T>()) == Some(0);
         if !whole || !start.is_multiple_of(align_of::<T>() as u64) {
-            return Err(Error::Option {
-                option: "T",
-                wanted: if whole {
-                    format!("a type that byte {} of the batch is aligned for", bytes.start)
-                } else {
-                    format!("a type whose size divides the batch's {} bytes", bytes.len())
-                },
-                found: format!("{} of {} bytes", std::any::type_name::<T>(), size_of::<T>()),
-            });
+            let wanted = if whole {
+                format!("a type that byte {} of the batch is aligned for", bytes.start)
+            } else {
+                format!("a type whose size divides the batch's {} bytes", bytes.len())
+            };
+            let (name, size) = (std::any::type_name::<T>(), size_of::<T>());
+            return Err(wrong("T", wanted, &format_args!("{name} of {size} bytes")));
         }
         let _current = Current::enter(&self.shared.ctx)?;
         // SAFETY: the `Arc` keeps the stream alive; it belongs to our context, which has just been entered.
         unsafe { self.slot().use_on(stream.cu_stream(), Some(stream.clone())) }?;
         let (len, stream) = (bytes.len() / size_of::<T>(), stream.clone());
-        Ok(View { lease: self, start, len, stream, elements: PhantomData })
+        let (uses, elsewhere) = (&self.slot().uses, &*self.shared.elsewhere);
+        Ok(View { uses, elsewhere, start, len, stream, elements: PhantomData })
     }
 }
 

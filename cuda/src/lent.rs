@@ -2,14 +2,12 @@
 
 use std::ptr::NonNull;
 
-/// Keeps lent memory allocated; dropped when the memory is no longer used.
-pub(crate) type Lender = Box<dyn Send>;
-
 /// Host memory that the caller allocated, used as one slot; see [`Uploader::host_slots`](crate::Uploader::host_slots).
 pub struct Host {
     pub(crate) start: NonNull<u8>,
     pub(crate) len: usize,
-    pub(crate) lender: Lender,
+    /// Keeps the memory allocated.
+    pub(crate) _lender: Box<dyn Send>,
 }
 
 impl Host {
@@ -25,7 +23,23 @@ impl Host {
     /// Until `lender` is dropped, the `len` bytes at `start` must be initialized, must be valid for reads and
     /// writes, and must be accessed only by the uploader.
     pub unsafe fn new(start: NonNull<u8>, len: usize, lender: impl Send + 'static) -> Self {
-        Self { start, len, lender: Box::new(lender) }
+        Self { start, len, _lender: Box::new(lender) }
+    }
+
+    /// # Safety
+    ///
+    /// No copy writes to the memory while the reference exists.
+    pub(crate) unsafe fn bytes(&self) -> &[u8] {
+        // SAFETY: the `len` bytes are initialized; the caller guarantees that no copy writes to them.
+        unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.len) }
+    }
+
+    /// # Safety
+    ///
+    /// No copy uses the memory while the reference exists.
+    pub(crate) unsafe fn bytes_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as in `bytes`, and no copy reads them either; `&mut self` excludes other references.
+        unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.len) }
     }
 }
 

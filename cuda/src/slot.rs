@@ -5,37 +5,43 @@ use std::cell::RefCell;
 use std::sync::Arc;
 use std::time::Instant;
 
-use cudarc::driver::CudaStream;
-use cudarc::driver::sys::{CUdeviceptr, CUevent_flags, CUstream};
+use cudarc::driver::sys::{CUdeviceptr, CUstream};
+use cudarc::driver::{CudaStream, result};
 
 use crate::cu::{self, BesideCaptures, Current, Event, Stream};
+use crate::driver::check;
 use crate::edge;
-use crate::error::Error;
-use crate::memory::{DeviceBytes, HostBytes};
+use crate::error::{Error, wrong};
+use crate::lent::Host;
 
 /// A host slot.
 pub(crate) struct HostBuf<M> {
-    pub(crate) memory: HostBytes,
+    pub(crate) memory: Host,
     /// Bytes of the batch that was committed; the value that was committed with it.
     pub(crate) len: usize,
     pub(crate) meta: Option<M>,
 }
 
+// SAFETY: plain memory, accessed only by the owner of the slot (`HostSlot`) or by the guards of its copies (`Copies`). A
+// shared reference does not reach the lender, which may not be `Sync`.
+unsafe impl<M: Sync> Sync for HostBuf<M> {}
+
 impl<M> HostBuf<M> {
     /// Sets the length and the value of the batch to commit. Fails if the batch does not fit.
     pub(crate) fn put(&mut self, len: usize, meta: M) -> Result<(), Error> {
-        if len > self.memory.len() {
-            let wanted = format!("at most the slot's {} bytes", self.memory.len());
-            return Err(Error::Option { option: "len", wanted, found: len.to_string() });
+        if len > self.memory.len {
+            let wanted = format!("at most the slot's {} bytes", self.memory.len);
+            return Err(wrong("len", wanted, &len));
         }
         (self.len, self.meta) = (len, Some(meta));
         Ok(())
     }
 }
 
-/// A device slot.
+/// A device slot. Its memory is not cudarc's `CudaSlice`: that creates two events for cudarc's tracking.
 pub(crate) struct DeviceBuf<M> {
-    bytes: DeviceBytes,
+    /// The address of its memory.
+    pub(crate) address: CUdeviceptr,
     /// The copy stream.
     stream: Arc<Stream>,
     /// Bytes of the batch in this slot.
@@ -48,12 +54,12 @@ pub(crate) struct DeviceBuf<M> {
     /// Recorded after the batch's copy. A timing event only if `start` is one. The copy thread blocks on it.
     pub(crate) copied: Event,
     /// Modified through `&`, because several views of a batch may exist.
-    uses: RefCell<Uses>,
+    pub(crate) uses: RefCell<Uses>,
 }
 
 /// The streams that use a device slot, and the events that mark the end of their use.
 #[derive(Default)]
-struct Uses {
+pub(crate) struct Uses {
     /// The streams that the current lease was used on.
     streams: Vec<UsedOn>,
     /// At least one event for each of those streams, reused by later batches.
@@ -75,23 +81,28 @@ struct UsedOn {
 // returns.
 unsafe impl Send for UsedOn {}
 
-impl<M> DeviceBuf<M> {
-    /// Makes a slot of `bytes`. `stream` is the copy stream; its context is current.
-    pub(crate) fn new(stream: &Arc<Stream>, bytes: DeviceBytes, timed: bool) -> Result<Self, Error> {
-        let ctx = stream.context();
-        let start = timed.then(|| Event::new(ctx, CUevent_flags::CU_EVENT_DEFAULT as u32)).transpose()?;
-        let mut flags = CUevent_flags::CU_EVENT_BLOCKING_SYNC as u32;
-        if !timed {
-            flags |= CUevent_flags::CU_EVENT_DISABLE_TIMING as u32;
-        }
-        let copied = Event::new(ctx, flags)?;
-        let (issued, stream, uses) = (Instant::now(), stream.clone(), RefCell::default());
-        Ok(Self { bytes, stream, len: 0, meta: None, issued, start, copied, uses })
+impl Uses {
+    /// Whether the current lease is used on this stream.
+    pub(crate) fn has(&self, stream: CUstream) -> bool {
+        self.streams.iter().any(|used| used.stream == stream)
     }
+}
 
-    /// The slot's device address.
-    pub(crate) fn address(&self) -> CUdeviceptr {
-        self.bytes.start()
+impl<M> DeviceBuf<M> {
+    /// Allocates a slot of `bytes`, at least one, uninitialized. `stream` is the copy stream; its context is current.
+    pub(crate) fn new(stream: &Arc<Stream>, bytes: usize, timed: bool) -> Result<Self, Error> {
+        let ctx = stream.context();
+        let start = timed.then(|| Event::new(ctx, true, false)).transpose()?;
+        let copied = Event::new(ctx, timed, true)?;
+        let address = if ctx.has_async_alloc() {
+            // SAFETY: the stream exists; the memory is filled before it is read.
+            check("cuMemAllocAsync", unsafe { result::malloc_async(stream.raw(), bytes) })
+        } else {
+            // SAFETY: as above.
+            check("cuMemAlloc", unsafe { result::malloc_sync(bytes) })
+        }?;
+        let (issued, stream, uses) = (Instant::now(), stream.clone(), RefCell::default());
+        Ok(Self { address, stream, len: 0, meta: None, issued, start, copied, uses })
     }
 
     /// Makes `stream` wait for the copy, and remembers it for [`end_uses`](Self::end_uses).
@@ -111,13 +122,12 @@ impl<M> DeviceBuf<M> {
             return Err(Error::Captured);
         }
         let uses = &mut *self.uses.borrow_mut();
-        if uses.streams.iter().any(|used| used.stream == stream) {
+        if uses.has(stream) {
             return Ok(());
         }
         // Create the event now, not when the lease is dropped: a drop cannot return an error.
         if uses.consumed.len() == uses.streams.len() {
-            uses.consumed
-                .push(Event::new(self.stream.context(), CUevent_flags::CU_EVENT_DISABLE_TIMING as u32)?);
+            uses.consumed.push(Event::new(self.stream.context(), false, false)?);
         }
         if self.len > 0 {
             // SAFETY: the caller guarantees that the stream exists; the event is this slot's.
@@ -125,11 +135,6 @@ impl<M> DeviceBuf<M> {
         }
         uses.streams.push(UsedOn { stream, _owner: owner });
         Ok(())
-    }
-
-    /// Whether `use_on` was called for this stream.
-    pub(crate) fn is_used_on(&self, stream: CUstream) -> bool {
-        self.uses.borrow().streams.iter().any(|used| used.stream == stream)
     }
 
     /// Ends the lease: records an event on each stream that used the batch. While one of those streams is being
@@ -182,14 +187,24 @@ impl<M> DeviceBuf<M> {
 }
 
 impl<M> Drop for DeviceBuf<M> {
-    /// Orders the free after the uses. `DeviceBytes` frees the memory in the copy stream, and therefore after the
-    /// copies too.
+    /// Frees the memory after the copies into it and after its uses.
     fn drop(&mut self) {
         let _current = Current::enter_to_free(self.stream.context());
         // Leak the memory if nothing can wait for its uses: a stream that used it is still being captured, or a use
         // could be neither recorded nor waited for.
         if !self.end_uses() || cu::twice(|| self.copy_after_uses()).is_err() {
-            self.bytes.leak();
+            return;
+        }
+        if self.stream.context().has_async_alloc() {
+            // SAFETY: allocated by `new` and freed once, in the copy stream, which waits for the uses.
+            let _ = unsafe { result::free_async(self.address, self.stream.raw()) };
+        } else {
+            let _beside = BesideCaptures::enter();
+            // This free is in no stream's order, so wait until the copy stream's work is over. If the wait fails, the
+            // context is lost and no work runs in it.
+            let _ = self.stream.settle();
+            // SAFETY: allocated by `new` and freed once.
+            let _ = unsafe { result::free_sync(self.address) };
         }
     }
 }

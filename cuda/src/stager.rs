@@ -17,15 +17,14 @@ use std::panic::resume_unwind;
 use std::sync::{Arc, Mutex};
 use std::thread;
 
-use cudarc::driver::sys::CUevent_flags;
 use cudarc::driver::{CudaContext, CudaStream};
 use twinbuf_core::HeapRing;
 
-use crate::cu::{self, BesideCaptures, Current, Event, Owner, Stream};
+use crate::cu::{self, Current, Event, Owner, Stream};
 use crate::driver::{Driver, check};
 use crate::edge;
-use crate::error::{Error, Fate};
-use crate::memory::HostBytes;
+use crate::error::{Error, Fate, OnDrop, wrong};
+use crate::memory::page_locked;
 
 mod order;
 mod staging;
@@ -81,27 +80,23 @@ impl StagerBuilder {
             ("fill_threads", 1..=64, fill_threads),
         ] {
             if !range.contains(&found) {
-                let wanted = format!("{} to {}", range.start(), range.end());
-                return Err(Error::Option { option, wanted, found: found.to_string() });
+                return Err(wrong(option, format!("{} to {}", range.start(), range.end()), &found));
             }
         }
         Driver::load()?;
-        let _current = Current::enter(&ctx)?;
-        let _beside = BesideCaptures::enter();
+        let _apart = cu::apart(&ctx)?;
         check("a call before this stager's", ctx.check_err())?;
         let stream = Stream::new(&ctx, true)?;
-        let untimed = CUevent_flags::CU_EVENT_DISABLE_TIMING as u32;
-        let blocking = CUevent_flags::CU_EVENT_BLOCKING_SYNC as u32;
         let slot = |_| {
             Ok(Slot {
-                memory: HostBytes::new(&ctx, slot_bytes)?,
-                ready: Event::new(&ctx, untimed)?,
-                copied: Event::new(&ctx, untimed | blocking)?,
+                memory: page_locked(&ctx, slot_bytes)?,
+                ready: Event::new(&ctx, false, false)?,
+                copied: Event::new(&ctx, false, true)?,
                 copying: false,
             })
         };
         let slots = (0..depth * fill_threads).map(slot).collect::<Result<_, Error>>()?;
-        let done = Event::new(&ctx, untimed)?;
+        let done = Event::new(&ctx, false, false)?;
         Ok(Stager { slots, fill_threads, stream, done, lost: None })
     }
 }
@@ -200,7 +195,10 @@ impl Stager {
         self.begin(stream)?;
         let Self { slots, fill_threads, stream: copies, done, lost } = self;
         let (copies, fate) = (&*copies, Fate::new());
-        let mut drain = Drain { copies, lost, needed: true };
+        // After an error or a panic, wait for the copies; otherwise the caller's stream does. If the wait fails, the
+        // context is lost and no work runs in it: on a stream that exists, the driver documents only errors of the context
+        // and of earlier work (CUDA driver API, `cuStreamSynchronize`).
+        let drain = OnDrop(|| *lost = copies.settle().err());
         let ended = thread::scope(|threads| {
             let slots: Vec<_> = slots.iter_mut().map(Order::new).collect();
             let (producer, consumer) = HeapRing::new(slots).into_handles();
@@ -221,7 +219,8 @@ impl Stager {
             let worked = work(&mut staging);
             let used = staging.finish(worked.is_ok());
             for thread in running {
-                thread.join().unwrap_or_else(|panic| resume_unwind(panic));
+                // Its error is in `fate`.
+                let _ = thread.join().unwrap_or_else(|panic| resume_unwind(panic));
             }
             let value = worked?;
             fate.get().cloned().map_or(Ok(()), Err)?;
@@ -239,8 +238,9 @@ impl Stager {
             used.release()?;
             Ok(value)
         });
-        drain.needed = ended.is_err();
-        drop(drain);
+        if ended.is_ok() {
+            mem::forget(drain);
+        }
         ended
     }
 
@@ -255,23 +255,6 @@ impl Stager {
         }
         // cudarc keeps an error of a drop until its next call. Return it here, marked as one of an earlier call.
         check("a call before this scope's", ctx.check_err())
-    }
-}
-
-/// Waits for the copies when it is dropped, also by a panic, unless the caller's stream waits for them.
-struct Drain<'s> {
-    copies: &'s Stream,
-    lost: &'s mut Option<Error>,
-    needed: bool,
-}
-
-impl Drop for Drain<'_> {
-    fn drop(&mut self) {
-        if self.needed {
-            // If the wait fails, the context is lost and no work runs in it: on a stream that exists, the driver documents
-            // only errors of the context and of earlier work (CUDA driver API, `cuStreamSynchronize`).
-            *self.lost = self.copies.settle().err();
-        }
     }
 }
 

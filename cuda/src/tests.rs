@@ -14,7 +14,7 @@ use twinbuf_testing::extent;
 
 use crate::driver::check;
 use crate::edge::Edge;
-use crate::memory::HostBytes;
+use crate::memory::page_locked;
 use crate::{Error, HostSlots, Uploader, context, lent};
 use kernels::Kernels;
 
@@ -57,9 +57,9 @@ impl Slots {
             Self::Own => uploader,
             Self::Lent => {
                 let host = (0..host).map(|_| {
-                    let memory = HostBytes::new(ctx, BYTES)?;
+                    let memory = page_locked(ctx, BYTES)?;
                     // SAFETY: the lender owns it.
-                    Ok(unsafe { lent::Host::new(memory.start(), BYTES, memory) })
+                    Ok(unsafe { lent::Host::new(memory.start, BYTES, memory) })
                 });
                 uploader.host_slots(host.collect::<Result<_, Error>>()?)
             }
@@ -97,8 +97,8 @@ fn train(
     let uploader = kind.uploader(ctx, depths)?.overlap(overlap).copy_stream(copy_stream);
     let (mut slots, mut batches) = uploader.build::<u32>()?;
     // Page-locked: a copy to pageable memory would wait on the host, and hide missing edges.
-    let seen = HostBytes::new(ctx, BYTES * BATCHES as usize)?;
-    let target = seen.start().as_ptr();
+    let seen = page_locked(ctx, BYTES * BATCHES as usize)?;
+    let target = seen.start.as_ptr();
     // If an edge is missing, hold the device until the first batch is in use. Otherwise the copy thread may already
     // have seen a copy complete, and the host's later work then comes after that copy even without the edge. On a busy
     // machine every copy could end this way.

@@ -2,7 +2,6 @@
 
 use std::time::{Duration, Instant};
 
-use cudarc::driver::sys;
 use cudarc::driver::sys::CUevent;
 
 use crate::cu::{self, Event, Stream};
@@ -52,7 +51,7 @@ pub(crate) struct Clock {
 impl Clock {
     /// Aligns the two clocks; waits for the work in `stream`, the copy stream.
     pub(crate) fn new(driver: &'static Driver, stream: &Stream) -> Result<Self, Error> {
-        let base = Event::new(stream.context(), sys::CUevent_flags::CU_EVENT_DEFAULT as u32)?;
+        let base = Event::new(stream.context(), true, false)?;
         // SAFETY: the stream exists.
         unsafe { cu::synchronize(stream.raw()) }?;
         let at = Instant::now();

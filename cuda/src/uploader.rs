@@ -7,13 +7,13 @@ use twinbuf_core::HeapRing;
 
 use crate::batches::DeviceBatches;
 use crate::copy::{Engine, Hand};
-use crate::cu::{BesideCaptures, Current, Owner, Stream};
+use crate::cu::{self, Owner, Stream};
 use crate::driver::{Driver, check};
-use crate::error::{Error, Fate};
-use crate::host::{Copying, HostSlots, Thread, ThreadShare};
+use crate::error::{Error, wrong};
+use crate::host::{Copying, HostSlots, ThreadShare};
 use crate::lease::Shared;
 use crate::lent;
-use crate::memory::{DeviceBytes, HostBytes};
+use crate::memory::page_locked;
 use crate::slot::{DeviceBuf, HostBuf};
 use crate::time::{Clock, Copied, OnCopied};
 
@@ -167,63 +167,60 @@ impl Uploader {
         let host_depth = match (&self.host_slots, self.host_depth) {
             (Some(lent), Some(depth)) if depth != lent.len() => {
                 let wanted = format!("{}, the number of lent slots", lent.len());
-                return Err(Error::Option { option: "host_depth", wanted, found: depth.to_string() });
+                return Err(wrong("host_depth", wanted, &depth));
             }
             (Some(lent), _) => lent.len(),
             (None, depth) => depth.unwrap_or(2),
         };
         let lent = self.host_slots.iter().flatten().map(|slot| ("host_slots", slot_bytes, slot.len));
-        let sizes = [("host_depth", host_depth), ("device_depth", device_depth), ("slot_bytes", slot_bytes)];
-        for (option, least, found) in sizes.map(|(option, found)| (option, 1, found)).into_iter().chain(lent)
-        {
+        let sizes =
+            [("host_depth", 1, host_depth), ("device_depth", 1, device_depth), ("slot_bytes", 1, slot_bytes)];
+        for (option, least, found) in sizes.into_iter().chain(lent) {
             if found < least {
                 let unit = if option.ends_with("depth") { "slot" } else { "byte" };
                 let wanted = format!("at least {least} {unit}{}", if least == 1 { "" } else { "s" });
-                return Err(Error::Option { option, wanted, found: found.to_string() });
+                return Err(wrong(option, wanted, &found));
             }
         }
         for (option, depth) in [("host_depth", host_depth), ("device_depth", device_depth)] {
             if depth.checked_mul(slot_bytes).is_none_or(|bytes| bytes > isize::MAX as usize) {
                 let wanted = format!("slots of {slot_bytes} bytes that fit the memory");
-                return Err(Error::Option { option, wanted, found: depth.to_string() });
+                return Err(wrong(option, wanted, &depth));
             }
         }
         let driver = Driver::load()?;
-        let _current = Current::enter(&ctx)?;
-        let _beside = BesideCaptures::enter();
+        let _apart = cu::apart(&ctx)?;
         // cudarc keeps an error of a drop until its next call. Return it here, marked as one of an earlier call.
         check("a call before this uploader's", ctx.check_err())?;
         let stream = Arc::new(Stream::new(&ctx, self.copy_stream)?);
         let timed = self.times || self.on_copied.is_some();
         let host: Result<Vec<_>, Error> = match self.host_slots {
-            Some(lent) => lent.into_iter().map(|slot| Ok(HostBytes::lent(slot, slot_bytes))).collect(),
-            None => (0..host_depth).map(|_| HostBytes::new(&ctx, slot_bytes)).collect(),
+            Some(lent) => lent.into_iter().map(|slot| Ok(lent::Host { len: slot_bytes, ..slot })).collect(),
+            None => (0..host_depth).map(|_| page_locked(&ctx, slot_bytes)).collect(),
         };
         let host: Vec<_> = host?.into_iter().map(|memory| HostBuf { memory, len: 0, meta: None }).collect();
         let device = (0..device_depth)
-            .map(|_| DeviceBuf::new(&stream, DeviceBytes::new(&stream, slot_bytes)?, timed))
+            .map(|_| DeviceBuf::new(&stream, slot_bytes, timed))
             .collect::<Result<Vec<DeviceBuf<M>>, Error>>()?;
         let clock = timed.then(|| Clock::new(driver, &stream).map(Arc::new)).transpose()?;
-        let fate = Arc::<Fate>::default();
-        let shared = Arc::new(Shared::new(ctx, device_depth, clock.clone()));
+        let shared = Arc::new(Shared::new(ctx, clock.clone()));
 
         let (host_tx, host_rx) = HeapRing::new(host).into_handles();
         let (device_tx, device_rx) = HeapRing::new(device).into_handles();
         let engine = Engine::new(stream, clock, self.on_copied, host_rx, device_tx);
-        let (mut hand, mut thread) = (None, None);
-        if overlap {
-            let fate = fate.clone();
+        let (hand, thread) = if overlap {
+            let fate = shared.fate.clone();
             let spawned = std::thread::Builder::new()
                 .name("twinbuf-copy".to_string())
                 .spawn(move || engine.run(&fate))
                 .map_err(|error| Error::Spawn { kind: error.kind() })?;
-            thread = Some(ThreadShare(Arc::new(Thread(Some(spawned)))));
+            (None, ThreadShare(Some(Arc::new(spawned))))
         } else {
-            hand = Some(Arc::new(Hand::new(engine, fate.clone(), shared.clone())));
-        }
-        let copying = Copying { fate: fate.clone(), hand: hand.clone() };
+            (Some(Arc::new(Hand::new(engine, shared.clone()))), ThreadShare(None))
+        };
+        let copying = Copying { fate: shared.fate.clone(), hand: hand.clone() };
         let slots = HostSlots { ring: host_tx, copying, _thread: thread.clone() };
-        Ok((slots, DeviceBatches { ring: device_rx, next: 0, shared, fate, hand, _thread: thread }))
+        Ok((slots, DeviceBatches { ring: device_rx, next: 0, shared, hand, _thread: thread }))
     }
 }
 

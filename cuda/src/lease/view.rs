@@ -1,14 +1,15 @@
 //! A typed view of a batch on one stream. Every read through cudarc is ordered.
 
+use std::cell::RefCell;
 use std::marker::PhantomData;
 use std::ops::Range;
 use std::sync::Arc;
 
-use cudarc::driver::sys::{CUdeviceptr, CUstream};
+use cudarc::driver::sys::CUdeviceptr;
 use cudarc::driver::{CudaStream, DevicePtr, DeviceSlice, LaunchArgs, PushKernelArg, SyncOnDrop};
 
-use super::Lease;
 use crate::cu::{self, Current};
+use crate::slot::Uses;
 
 /// `CU_STREAM_LEGACY` of cuda.h: the legacy default stream, whose usual handle is null.
 pub(super) const LEGACY: usize = 1;
@@ -23,38 +24,15 @@ pub(super) const LEGACY: usize = 1;
 /// **A copy on any other stream fails** with a driver error, because it could not be ordered before the slot's next
 /// copy. To copy to another context, copy within the context first ([`Lease::into_owned`]).
 pub struct View<'l, T> {
-    pub(super) lease: &'l dyn Leased,
+    /// The streams that the lease is used on.
+    pub(super) uses: &'l RefCell<Uses>,
+    /// Returned by [`DeviceSlice::stream`]; see there.
+    pub(super) elsewhere: &'l Arc<CudaStream>,
     pub(super) start: CUdeviceptr,
     pub(super) len: usize,
     /// The stream that the view is for. The lease records its use when it is dropped.
     pub(super) stream: Arc<CudaStream>,
     pub(super) elements: PhantomData<&'l [T]>,
-}
-
-/// A lease, without the type of its metadata.
-pub(super) trait Leased {
-    /// Returned by [`DeviceSlice::stream`]; see there.
-    fn elsewhere(&self) -> &Arc<CudaStream>;
-
-    /// Whether the lease is used on the stream, and the stream is not being captured.
-    ///
-    /// # Safety
-    ///
-    /// The stream exists, and belongs to the lease's context.
-    unsafe fn is_on(&self, stream: CUstream) -> bool;
-}
-
-impl<M: 'static> Leased for Lease<M> {
-    fn elsewhere(&self) -> &Arc<CudaStream> {
-        &self.shared.elsewhere
-    }
-
-    unsafe fn is_on(&self, stream: CUstream) -> bool {
-        let _current = Current::enter(&self.shared.ctx);
-        // If the driver cannot tell whether the stream is captured, assume that it is not: cudarc's own call then
-        // fails. SAFETY: the caller guarantees that the stream exists.
-        self.slot().is_used_on(stream) && unsafe { cu::is_captured(stream) } != Ok(true)
-    }
 }
 
 impl<'l, T> View<'l, T> {
@@ -89,13 +67,8 @@ impl<'l, T> View<'l, T> {
         if elements.start > elements.end || elements.end > self.len {
             return None;
         }
-        Some(Self {
-            lease: self.lease,
-            start: self.start + (elements.start * size_of::<T>()) as u64,
-            len: elements.len(),
-            stream: self.stream.clone(),
-            elements: PhantomData,
-        })
+        let start = self.start + (elements.start * size_of::<T>()) as u64;
+        Some(Self { start, len: elements.len(), stream: self.stream.clone(), ..*self })
     }
 }
 
@@ -109,7 +82,7 @@ impl<T> DeviceSlice<T> for View<'_, T> {
     /// recognize and refuse them.
     #[allow(clippy::misnamed_getters, reason = "see above")]
     fn stream(&self) -> &Arc<CudaStream> {
-        self.lease.elsewhere()
+        self.elsewhere
     }
 }
 
@@ -120,10 +93,15 @@ impl<T> DevicePtr<T> for View<'_, T> {
     /// The guard waits for nothing: cudarc's waits do nothing while an error of an earlier call is recorded in the
     /// context.
     fn device_ptr<'a>(&'a self, stream: &'a CudaStream) -> (CUdeviceptr, SyncOnDrop<'a>) {
-        let here =
-            stream.cu_stream().addr() != LEGACY && stream.context() == self.lease.elsewhere().context();
-        // SAFETY: the stream exists and belongs to this context.
-        let ordered = here && unsafe { self.lease.is_on(stream.cu_stream()) };
+        let (handle, ctx) = (stream.cu_stream(), self.elsewhere.context());
+        let here = handle.addr() != LEGACY && stream.context() == ctx;
+        let is_captured = || {
+            let _current = Current::enter(ctx);
+            // If the driver cannot tell, assume that it is not: cudarc's own call then fails.
+            // SAFETY: the stream exists and belongs to this context.
+            matches!(unsafe { cu::is_captured(handle) }, Ok(true))
+        };
+        let ordered = here && self.uses.borrow().has(handle) && !is_captured();
         (if ordered { self.start } else { 0 }, SyncOnDrop::Sync(None))
     }
 }

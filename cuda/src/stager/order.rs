@@ -9,14 +9,14 @@ use std::sync::{Arc, Mutex};
 use cudarc::driver::sys::CUdeviceptr;
 use twinbuf_core::{Consumer, KeptSlot, ReadSlot, TryRecvError};
 
-use crate::cu::{self, BesideCaptures, Event, Stream};
+use crate::cu::{self, Current, Event, Stream};
 use crate::edge;
-use crate::error::{Error, Fate, lock};
-use crate::memory::HostBytes;
+use crate::error::{Error, Fate, OnDrop, ending, lock};
+use crate::lent;
 
 /// A slot of page-locked memory.
 pub(super) struct Slot {
-    pub(super) memory: HostBytes,
+    pub(super) memory: lent::Host,
     /// Recorded on the caller's stream when the slot is handed over. Its copies wait for it.
     pub(super) ready: Event,
     /// Recorded on the copy stream after its copies. The thread blocks on it.
@@ -42,8 +42,6 @@ pub(super) struct Order<'s, 'env> {
     pub(super) slot: &'s mut Slot,
     pub(super) way: Way,
     pub(super) pieces: Vec<Piece<'env>>,
-    /// The end of the last piece in the slot.
-    pub(super) filled: usize,
 }
 
 /// The direction of copies.
@@ -76,13 +74,14 @@ pub(super) type Fill<'env> = dyn Fn(usize, &mut [u8]) -> io::Result<()> + Send +
 
 impl<'s> Order<'s, '_> {
     pub(super) fn new(slot: &'s mut Slot) -> Self {
-        Self { slot, way: Way::Upload, pieces: Vec::new(), filled: 0 }
+        Self { slot, way: Way::Upload, pieces: Vec::new() }
     }
 
     /// The place for more elements in the slot, which begins at a multiple of their alignment. Empty if none fits.
     pub(super) fn room<T>(&self) -> Range<usize> {
-        let start = self.filled.next_multiple_of(align_of::<T>());
-        let bytes = self.slot.memory.len().saturating_sub(start);
+        let filled = self.pieces.last().map_or(0, |last| last.at + last.len);
+        let start = filled.next_multiple_of(align_of::<T>());
+        let bytes = self.slot.memory.len.saturating_sub(start);
         start..start + bytes / size_of::<T>() * size_of::<T>()
     }
 
@@ -107,7 +106,7 @@ impl<'s> Order<'s, '_> {
             Way::Offload => drop(self.slot.bytes()?),
         }
         // Make the context current again: a fill is the caller's code and may have left another one current.
-        cu::bind(copies.context())?;
+        let _current = Current::enter(copies.context())?;
         let Self { slot, pieces, way, .. } = self;
         // SAFETY: both exist.
         unsafe { edge::copy_after_use(copies.raw(), slot.ready.raw()) }?;
@@ -117,7 +116,7 @@ impl<'s> Order<'s, '_> {
         for run in pieces.chunk_by(|_, next| next.follows) {
             let (device, len) = (run[0].device, run.iter().map(|piece| piece.len).sum());
             // SAFETY: a piece is within the slot.
-            let host = unsafe { slot.memory.start().add(run[0].at) };
+            let host = unsafe { slot.memory.start.add(run[0].at) };
             match way {
                 // SAFETY: the pieces fit in the slot, which is not touched until `copied` is complete. The device
                 // memory lives until the end of the scope, which waits for the copies or makes the caller's stream
@@ -135,31 +134,20 @@ impl<'s> Order<'s, '_> {
 /// Where the fill threads receive orders. `None` after the end, or after an error of one of them.
 pub(super) type Orders<'s, 'env> = Mutex<Option<Consumer<'s, Order<'s, 'env>>>>;
 
-/// The body of a fill thread.
-pub(super) fn run<'s, 'env: 's>(orders: &Orders<'s, 'env>, copies: &Stream, fate: &Fate) {
-    /// Ends the ring when a fill thread ends, also by a panic. Otherwise the caller would wait for a slot forever.
-    struct End<'o, 's, 'env>(&'o Orders<'s, 'env>);
-    impl Drop for End<'_, '_, '_> {
-        fn drop(&mut self) {
-            // `_ring` is dropped after the lock is released: the last share of the ring drops the caller's functions.
-            let _ring = lock(self.0).take();
-        }
-    }
-    let _end = End(orders);
-    // Record the error before the slot of a failed copy becomes free, and before the ring ends. The slot's event does not
-    // cover that copy, but a caller that takes the slot finds the error and hands nothing over. The first error counts.
-    let failed = |error: &Error| drop(fate.set(error.clone()));
-    // The error is ignored here: `failed` has stored it in `fate`.
-    let _ = all(orders, copies, failed);
-}
-
-fn all<'s, 'env: 's>(
+/// The body of a fill thread. Its error is in `fate` too.
+pub(super) fn run<'s, 'env: 's>(
     orders: &Orders<'s, 'env>,
     copies: &Stream,
-    failed: impl Fn(&Error) + Copy,
+    fate: &Fate,
 ) -> Result<(), Error> {
-    cu::bind(copies.context()).inspect_err(failed)?;
-    let _beside = BesideCaptures::enter();
+    // End the ring when a fill thread ends. Otherwise the caller would wait for a slot forever.
+    let _end = OnDrop(|| {
+        // `_ring` is dropped after the lock is released: the last share of the ring drops the caller's functions.
+        let _ring = lock(orders).take();
+    });
+    // `ending` records an error before the slot of a failed copy becomes free, and before the ring ends. The slot's event
+    // does not cover that copy, but a caller that takes the slot finds the error and hands nothing over.
+    let _apart = ending(fate, cu::apart(copies.context()))?;
     // An offload whose copies are running. The next order is started before the host waits for these copies.
     let mut last: Option<KeptSlot<'s, Order<'s, 'env>>> = None;
     loop {
@@ -168,11 +156,11 @@ fn all<'s, 'env: 's>(
         let mut started = None;
         // Orders that the caller cancelled, because its work failed, arrive as errors and are skipped.
         if let Ok(Some(mut order)) = received {
-            order.start(copies).inspect_err(failed)?;
+            ending(fate, order.start(copies))?;
             started = (order.way == Way::Offload).then_some(order);
         }
         if let Some(mut before) = mem::replace(&mut last, started) {
-            before.serve().inspect_err(failed)?;
+            ending(fate, before.serve())?;
         }
         if over {
             return Ok(());

@@ -13,7 +13,7 @@ use twinbuf_core::{Producer, ReservedSlot};
 use super::order::{Fill, Host, Order, Piece, Way};
 use crate::cu::{self, Current, Stream};
 use crate::driver::check;
-use crate::error::{Error, Fate, ended};
+use crate::error::{Error, Fate, ended, ending, wrong};
 use crate::lease::Element;
 
 /// Says what to copy in a [scope](crate::Stager::scope).
@@ -122,7 +122,7 @@ impl<'s, 'env> Staging<'s, 'env> {
         if let Err(error) = check("cuStreamWaitEvent", ctx.check_err()) {
             // The stream has not waited for the memory's earlier uses, so the guard must not record this one.
             mem::forget(guard);
-            return self.fail(Err(error));
+            return ending(self.fate, Err(error));
         }
         self.used.guards.push(guard);
         Ok(device)
@@ -138,15 +138,8 @@ impl<'s, 'env> Staging<'s, 'env> {
             let captured = unsafe { cu::is_captured(self.used.stream.cu_stream()) }?;
             if captured { Err(Error::Captured) } else { Ok(current) }
         });
-        self.fail(usable)
-    }
-
-    /// Makes this call's error the scope's error too, because pieces that earlier calls packed may not be copied.
-    fn fail<R>(&self, result: Result<R, Error>) -> Result<R, Error> {
-        result.inspect_err(|error| {
-            // The first error counts: `set` changes nothing if there was one before.
-            let _ = self.fate.set(error.clone());
-        })
+        // Pieces that earlier calls packed may not be copied.
+        ending(self.fate, usable)
     }
 
     /// Packs `len` bytes of device memory, from `device` on, into slots. Each piece is a whole number of `Part`, aligned in
@@ -168,7 +161,7 @@ impl<'s, 'env> Staging<'s, 'env> {
                 None => {
                     let slot = self.orders.acquire().map_err(|_closed| ended(self.fate))?;
                     let mut order = slot.reserve();
-                    (order.way, order.filled) = (way, 0);
+                    order.way = way;
                     order.pieces.clear();
                     order
                 }
@@ -176,15 +169,13 @@ impl<'s, 'env> Staging<'s, 'env> {
             let room = order.room::<Part>();
             if room.is_empty() {
                 let wanted = format!("at least {}, the bytes of an element", size_of::<Part>());
-                let found = order.slot.memory.len().to_string();
-                return Err(Error::Option { option: "slot_bytes", wanted, found });
+                return Err(wrong("slot_bytes", wanted, &order.slot.memory.len));
             }
             let (device, len) = (device + at as u64, room.len().min(len - at));
-            let end = order.pieces.last().map(|last| (last.device + last.len as u64, order.filled));
+            let end = order.pieces.last().map(|last| (last.device + last.len as u64, last.at + last.len));
             let follows =
                 end == Some((device, room.start)) && self.is_in_one_allocation(device - 1..device + 1);
             order.pieces.push(Piece { device, at: room.start, len, host: host(at, len), follows });
-            order.filled = room.start + len;
             at += len;
             let full = order.room::<u8>().is_empty();
             self.open = Some(order);
@@ -214,7 +205,7 @@ impl<'s, 'env> Staging<'s, 'env> {
         let _current = self.usable()?;
         // SAFETY: the event and the stream exist. The slot was free, so every wait for the event's last record has been
         // enqueued.
-        self.fail(unsafe { cu::record(order.slot.ready.raw(), self.used.stream.cu_stream()) })?;
+        ending(self.fate, unsafe { cu::record(order.slot.ready.raw(), self.used.stream.cu_stream()) })?;
         order.commit().map_err(|_closed| ended(self.fate))
     }
 
@@ -266,8 +257,7 @@ fn same(host: usize, device: usize) -> Result<usize, Error> {
     if host == device {
         return Ok(host);
     }
-    let wanted = format!("{device} bytes, as many as the view has");
-    Err(Error::Option { option: "bytes", wanted, found: host.to_string() })
+    Err(wrong("bytes", format!("{device} bytes, as many as the view has"), &host))
 }
 
 debug!([] Staging<'_, '_>, this, slots: this.orders.depth());

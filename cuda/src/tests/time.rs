@@ -5,9 +5,9 @@ use std::time::{Duration, Instant};
 
 use twinbuf_cuda_sim::{Options, Sim};
 
-use crate::cu::{self, Stream};
+use crate::cu::{self, Current, Stream};
 use crate::driver::Driver;
-use crate::memory::{DeviceBytes, HostBytes};
+use crate::memory::page_locked;
 use crate::slot::DeviceBuf;
 use crate::time::Clock;
 
@@ -16,14 +16,13 @@ use crate::time::Clock;
 fn a_copy_begins_after_it_was_issued_and_ends_before_now_whatever_the_clocks_drift() {
     let _sim = Sim::start(Options::default());
     let ctx = crate::context(0).unwrap();
-    cu::bind(&ctx).unwrap();
+    let _current = Current::enter(&ctx).unwrap();
     let stream = Arc::new(Stream::new(&ctx, true).unwrap());
     let mut clock = Clock::new(Driver::load().unwrap(), &stream).unwrap();
     let right = clock.at;
     let second = Duration::from_secs(1);
-    let source = HostBytes::new(&ctx, 4096).unwrap();
-    let bytes = DeviceBytes::new(&stream, 4096).unwrap();
-    let mut slot = DeviceBuf::<()>::new(&stream, bytes, true).unwrap();
+    let source = page_locked(&ctx, 4096).unwrap();
+    let mut slot = DeviceBuf::<()>::new(&stream, 4096, true).unwrap();
     for (name, at) in [("behind", right - second), ("right", right), ("ahead", right + second)] {
         clock.at = at;
         let issued = Instant::now();
@@ -33,7 +32,7 @@ fn a_copy_begins_after_it_was_issued_and_ends_before_now_whatever_the_clocks_dri
         // SAFETY: both exist until the stream has been synchronized.
         unsafe { cu::record(start, raw) }.unwrap();
         // SAFETY: as above, and both ranges have `len` bytes.
-        unsafe { cu::copy_to_device(slot.address(), source.start().as_ptr(), slot.len, raw) }.unwrap();
+        unsafe { cu::copy_to_device(slot.address, source.start.as_ptr(), slot.len, raw) }.unwrap();
         // SAFETY: as above.
         unsafe { cu::record(copied, raw) }.unwrap();
         // SAFETY: as above.
