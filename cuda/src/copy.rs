@@ -152,8 +152,6 @@ enum Needs {
     DeviceSlot,
     /// No batch follows. `false` if the data may be incomplete.
     End(bool),
-    /// The receiving side was dropped.
-    Closed,
 }
 
 impl<M: 'static> Engine<M> {
@@ -204,7 +202,6 @@ impl<M: 'static> Engine<M> {
                     self.copies.retire_all(true)?;
                     return Ok(finished);
                 }
-                (Needs::Closed, _) => return Ok(false),
             }
         }
     }
@@ -241,7 +238,7 @@ impl<M: 'static> Engine<M> {
             let mut slot = match self.device.try_acquire() {
                 Ok(slot) => slot,
                 Err(TryAcquireError::Full) => return Ok(Needs::DeviceSlot),
-                Err(_closed) => return Ok(Needs::Closed),
+                Err(_closed) => return Err(Error::Closed),
             };
             let Some(Ok(mut source)) = self.next.take() else {
                 // Pass the cancellation on: the receiver gets `Cancelled` for a reserved slot that was dropped.
@@ -257,9 +254,7 @@ impl<M: 'static> Engine<M> {
             unsafe { self.copies.issue(source, seq, &mut slot) }?;
             slot.meta = meta;
             // Hand the batch over while the copy runs: the streams that use it wait for the copy, the host does not.
-            if slot.commit().is_err() {
-                return Ok(Needs::Closed);
-            }
+            slot.commit().map_err(|_closed| Error::Closed)?;
         }
     }
 
@@ -273,7 +268,6 @@ impl<M: 'static> Engine<M> {
                     let _apart = cu::apart(self.copies.stream.context())?;
                     self.make_room()?;
                 }
-                Needs::Closed => return Err(Error::Closed),
                 Needs::End(finished) => {
                     let _apart = cu::apart(self.copies.stream.context())?;
                     self.copies.retire_all(true)?;

@@ -163,9 +163,7 @@ impl<M> DeviceBuf<M> {
                 // SAFETY: as above.
                 unsafe { cu::synchronize(used.stream) }.map_err(|_| error)
             });
-            if let Err(error) = ended {
-                uses.lost = Some(error);
-            }
+            ended.unwrap_or_else(|error| uses.lost = Some(error));
         }
         true
     }

@@ -92,7 +92,6 @@ impl StagerBuilder {
                 memory: page_locked(&ctx, slot_bytes)?,
                 ready: Event::new(&ctx, false, false)?,
                 copied: Event::new(&ctx, false, true)?,
-                copying: false,
             })
         };
         let slots = (0..depth * fill_threads).map(slot).collect::<Result<_, Error>>()?;

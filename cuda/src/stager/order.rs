@@ -21,17 +21,13 @@ pub(super) struct Slot {
     pub(super) ready: Event,
     /// Recorded on the copy stream after its copies. The thread blocks on it.
     pub(super) copied: Event,
-    /// Whether copies were issued that the host has not waited for.
-    pub(super) copying: bool,
 }
 
 impl Slot {
     /// Waits for the slot's last copies, and returns its bytes.
     fn bytes(&mut self) -> Result<&mut [u8], Error> {
-        if mem::take(&mut self.copying) {
-            // SAFETY: the event exists.
-            unsafe { edge::refill_after_copy(self.copied.raw(), true) }?;
-        }
+        // SAFETY: the event exists.
+        unsafe { edge::refill_after_copy(self.copied.raw(), true) }?;
         // SAFETY: no copy uses the slot's bytes any more.
         Ok(unsafe { self.memory.bytes_mut() })
     }
@@ -110,9 +106,7 @@ impl<'s> Order<'s, '_> {
         let Self { slot, pieces, way, .. } = self;
         // SAFETY: both exist.
         unsafe { edge::copy_after_use(copies.raw(), slot.ready.raw()) }?;
-        // Set this before the first copy. If a later call fails, `copied` is not recorded, but the end of the scope
-        // waits for the whole copy stream.
-        slot.copying = true;
+        // If a call below fails, `copied` is not recorded, but the end of the scope waits for the whole copy stream.
         for run in pieces.chunk_by(|_, next| next.follows) {
             let (device, len) = (run[0].device, run.iter().map(|piece| piece.len).sum());
             // SAFETY: a piece is within the slot.
