@@ -25,14 +25,14 @@ type Source<M> = KeptSlot<'static, HostBuf<M>>;
 
 /// The copy stream, and the copies that may still be running, oldest first.
 pub(crate) struct Copies<M: 'static> {
-    stream: Arc<Stream>,
+    pub(crate) stream: Arc<Stream>,
     /// `None` if copies are not timed.
-    clock: Option<Arc<Clock>>,
-    on_copied: Option<OnCopied>,
-    running: VecDeque<Running<M>>,
+    pub(crate) clock: Option<Arc<Clock>>,
+    pub(crate) on_copied: Option<OnCopied>,
+    pub(crate) running: VecDeque<Running<M>>,
 }
 
-struct Running<M: 'static> {
+pub(crate) struct Running<M: 'static> {
     seq: u64,
     start: Option<CUevent>,
     /// `None` if nothing was copied.
@@ -100,12 +100,6 @@ impl<M> Copies<M> {
         Ok(true)
     }
 
-    /// Releases the host slots of all copies, or of those that are done.
-    fn retire_all(&mut self, wait: bool) -> Result<(), Error> {
-        while self.retire(wait)? {}
-        Ok(())
-    }
-
     /// How long to sleep before the copies are queried again; `None` if none is in flight. The pause grows with the
     /// time that the newest copy has been in flight.
     fn pause(&self) -> Option<Duration> {
@@ -128,11 +122,11 @@ impl<M> Drop for Copies<M> {
 pub(crate) struct Engine<M: 'static> {
     // Fields drop in this order: first `copies` waits for the running copies, then `device` drops, and whoever receives
     // sees the end and may free the memory of the device slots. `host` may drop before: `copies` has its slots in use.
-    host: Consumer<'static, HostBuf<M>>,
-    copies: Copies<M>,
+    pub(crate) host: Consumer<'static, HostBuf<M>>,
+    pub(crate) copies: Copies<M>,
     /// The next batch to be copied, or that its host slot was dropped without a commit.
-    next: Option<Result<Source<M>, RecvError>>,
-    device: Producer<'static, DeviceBuf<M>>,
+    pub(crate) next: Option<Result<Source<M>, RecvError>>,
+    pub(crate) device: Producer<'static, DeviceBuf<M>>,
 }
 
 /// Wakes the copy thread, which waits for a batch in [`thread::park`].
@@ -155,19 +149,6 @@ enum Needs {
 }
 
 impl<M: 'static> Engine<M> {
-    pub(crate) fn new(
-        stream: Arc<Stream>,
-        clock: Option<Arc<Clock>>,
-        on_copied: Option<OnCopied>,
-        host: Consumer<'static, HostBuf<M>>,
-        device: Producer<'static, DeviceBuf<M>>,
-    ) -> Self {
-        // Each copy in flight keeps its host slot.
-        let running = VecDeque::with_capacity(host.depth());
-        let copies = Copies { stream, clock, on_copied, running };
-        Self { host, copies, next: None, device }
-    }
-
     /// The body of the copy thread: copies until the data end, a side is dropped, or something fails.
     pub(crate) fn run(mut self, fate: &Fate) {
         match self.copy_all() {
@@ -182,7 +163,7 @@ impl<M: 'static> Engine<M> {
         let waker = Waker::from(Arc::new(Unpark(thread::current())));
         let mut cx = Context::from_waker(&waker);
         loop {
-            self.copies.retire_all(false)?;
+            while self.copies.retire(false)? {}
             // Nothing may run between the last look at the ring, in `advance`, and `park` below: the caller's code
             // could use up the wakeup by parking this thread itself.
             let needs = self.advance(&mut cx)?;
@@ -190,7 +171,7 @@ impl<M: 'static> Engine<M> {
             // batch that is committed in the meantime unparks it, and is enqueued behind those copies.
             let pause = self.copies.pause();
             match (needs, pause) {
-                (Needs::Room, _) => self.make_room()?,
+                (Needs::Room, _) => while self.copies.retire(self.is_full())? {},
                 // Nobody receives any more. Do not wait: a worker that was left behind may never commit its slot.
                 (Needs::Batch, _) if self.device.is_closed() => return Ok(false),
                 (Needs::Batch, Some(pause)) => thread::park_timeout(pause),
@@ -199,7 +180,7 @@ impl<M: 'static> Engine<M> {
                 (Needs::DeviceSlot, Some(pause)) => drop(self.device.acquire_timeout(pause)),
                 (Needs::DeviceSlot, None) => drop(self.device.acquire()),
                 (Needs::End(finished), _) => {
-                    self.copies.retire_all(true)?;
+                    while self.copies.retire(true)? {}
                     return Ok(finished);
                 }
             }
@@ -210,12 +191,6 @@ impl<M: 'static> Engine<M> {
     /// copy records.
     fn is_full(&self) -> bool {
         self.copies.running.len() >= self.device.depth()
-    }
-
-    /// Waits until another copy may be issued, and releases the host slots of all copies that are done.
-    fn make_room(&mut self) -> Result<(), Error> {
-        while self.copies.retire(self.is_full())? {}
-        Ok(())
     }
 
     /// Issues all copies that can be issued without a wait. If the next batch is not committed, wakes the task of `cx`
@@ -266,11 +241,11 @@ impl<M: 'static> Engine<M> {
             match self.advance(&mut Context::from_waker(Waker::noop()))? {
                 Needs::Room => {
                     let _apart = cu::apart(self.copies.stream.context())?;
-                    self.make_room()?;
+                    while self.copies.retire(self.is_full())? {}
                 }
                 Needs::End(finished) => {
                     let _apart = cu::apart(self.copies.stream.context())?;
-                    self.copies.retire_all(true)?;
+                    while self.copies.retire(true)? {}
                     return Ok(Some(finished));
                 }
                 Needs::Batch | Needs::DeviceSlot => return Ok(None),
@@ -290,10 +265,10 @@ impl<M: 'static> Engine<M> {
 /// The engine of an uploader without a copy thread.
 pub(crate) struct Hand<M: 'static> {
     /// `None` after the end.
-    engine: Mutex<Option<Box<Engine<M>>>>,
+    pub(crate) engine: Mutex<Option<Box<Engine<M>>>>,
     /// The thread that has locked `engine`. The engine calls the caller's code, which may call the uploader again.
-    user: Mutex<Option<ThreadId>>,
-    shared: Arc<Shared<M>>,
+    pub(crate) user: Mutex<Option<ThreadId>>,
+    pub(crate) shared: Arc<Shared<M>>,
 }
 
 /// How to wait for a host slot.
@@ -305,10 +280,6 @@ pub(crate) enum Waiting<'a, 'c> {
 }
 
 impl<M: 'static> Hand<M> {
-    pub(crate) fn new(engine: Engine<M>, shared: Arc<Shared<M>>) -> Self {
-        Self { engine: Mutex::new(Some(Box::new(engine))), user: Mutex::new(None), shared }
-    }
-
     /// Whether another call of this uploader is running on this thread: `on_copied` or a waker then made this one.
     fn is_within(&self) -> bool {
         *lock(&self.user) == Some(thread::current().id())

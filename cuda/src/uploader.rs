@@ -1,12 +1,13 @@
 //! The builder: allocates the slots, and connects the two sides.
 
-use std::sync::Arc;
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex};
 
 use cudarc::driver::CudaContext;
 use twinbuf_core::HeapRing;
 
 use crate::batches::DeviceBatches;
-use crate::copy::{Engine, Hand};
+use crate::copy::{Copies, Engine, Hand};
 use crate::cu::{self, Owner, Stream};
 use crate::driver::{Driver, check};
 use crate::error::{Error, wrong};
@@ -207,7 +208,10 @@ impl Uploader {
 
         let (host_tx, host_rx) = HeapRing::new(host).into_handles();
         let (device_tx, device_rx) = HeapRing::new(device).into_handles();
-        let engine = Engine::new(stream, clock, self.on_copied, host_rx, device_tx);
+        // Each copy in flight keeps its host slot.
+        let running = VecDeque::with_capacity(host_depth);
+        let copies = Copies { stream, clock, on_copied: self.on_copied, running };
+        let engine = Engine { host: host_rx, copies, next: None, device: device_tx };
         let (hand, thread) = if overlap {
             let fate = shared.fate.clone();
             let spawned = std::thread::Builder::new()
@@ -216,7 +220,8 @@ impl Uploader {
                 .map_err(|error| Error::Spawn { kind: error.kind() })?;
             (None, ThreadShare(Some(Arc::new(spawned))))
         } else {
-            (Some(Arc::new(Hand::new(engine, shared.clone()))), ThreadShare(None))
+            let (engine, user) = (Mutex::new(Some(Box::new(engine))), Mutex::new(None));
+            (Some(Arc::new(Hand { engine, user, shared: shared.clone() })), ThreadShare(None))
         };
         let copying = Copying { fate: shared.fate.clone(), hand: hand.clone() };
         let slots = HostSlots { ring: host_tx, copying, _thread: thread.clone() };
