@@ -1,29 +1,19 @@
 //! Blocks that several batches need: the chunks of a windowed shuffle, or parts of them.
 
-use std::collections::HashMap;
+use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use bytes::Bytes;
 use tokio::sync::OnceCell;
 
-/// The blocks that were used last, up to a number of bytes.
+/// The blocks that were used last, up to a number of bytes. The last one was used last.
 #[derive(Default)]
-pub(crate) struct Blocks(Mutex<Kept>);
-
-#[derive(Default)]
-struct Kept {
-    /// By shard and offset.
-    blocks: HashMap<(usize, u64), Block>,
-    bytes: u64,
-    /// The number of uses so far.
-    uses: u64,
-}
+pub(crate) struct Blocks(Mutex<VecDeque<Block>>);
 
 struct Block {
-    len: u64,
-    /// Which use was the last.
-    used: u64,
+    shard: usize,
+    range: Range<u64>,
     /// Its bytes once the request of one batch has ended without an error.
     bytes: Arc<OnceCell<Bytes>>,
 }
@@ -32,24 +22,14 @@ impl Blocks {
     /// Returns the bytes of a block, or the place for them. Drops those blocks that were not used
     /// for the longest time, until all have at most `most` bytes together, or no other is left.
     pub(crate) fn block(&self, shard: usize, range: &Range<u64>, most: u64) -> Arc<OnceCell<Bytes>> {
-        let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let Kept { blocks, bytes, uses } = &mut *kept;
-        *uses += 1;
-        let (key, len) = ((shard, range.start), range.end - range.start);
-        // Another epoch has other chunks, which may start at the same offset.
-        let block = blocks.remove(&key).filter(|block| {
-            *bytes -= block.len;
-            block.len == len
-        });
-        let found = block.map(|block| block.bytes).unwrap_or_default();
-        while *bytes + len > most {
-            let Some(oldest) = blocks.iter().min_by_key(|(_, block)| block.used).map(|(key, _)| *key) else {
-                break;
-            };
-            *bytes -= blocks.remove(&oldest).map_or(0, |block| block.len);
+        let mut blocks = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = blocks.iter().position(|block| block.shard == shard && block.range == *range);
+        let bytes = known.and_then(|at| blocks.remove(at)).map(|block| block.bytes).unwrap_or_default();
+        blocks.push_back(Block { shard, range: range.clone(), bytes: bytes.clone() });
+        let len = |block: &Block| block.range.end - block.range.start;
+        while blocks.len() > 1 && blocks.iter().map(len).sum::<u64>() > most {
+            blocks.pop_front();
         }
-        *bytes += len;
-        blocks.insert(key, Block { len, used: *uses, bytes: found.clone() });
-        found
+        bytes
     }
 }

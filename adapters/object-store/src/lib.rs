@@ -122,7 +122,7 @@ impl Objects {
         for (index, Request { shard, range, kept, .. }) in requests.iter().enumerate() {
             let (client, limit) = (self.client.clone(), limit.clone());
             let (object, range) = (self.shards[*shard].object.clone(), range.clone());
-            let block = kept.then(|| self.blocks.block(*shard, &range, most));
+            let place = if *kept { self.blocks.block(*shard, &range, most) } else { Arc::default() };
             let get = async move {
                 let _turn = limit.acquire().await;
                 let get = async || {
@@ -131,11 +131,7 @@ impl Objects {
                     client.counters[1].fetch_add(bytes.len() as u64, Relaxed);
                     Ok(bytes)
                 };
-                let bytes = match block {
-                    Some(block) => block.get_or_try_init(get).await?.clone(),
-                    None => get().await?,
-                };
-                Ok((index, bytes))
+                Ok((index, place.get_or_try_init(get).await?.clone()))
             };
             tasks.spawn_on(get, &self.client.runtime);
         }
