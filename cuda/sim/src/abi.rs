@@ -1,22 +1,5 @@
 //! The types that test code and the driver exchange. Both compile this file.
 
-/// The C form of [`Options`](crate::Options).
-#[repr(C)]
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct RawOptions {
-    pub(crate) seed: u64,
-    pub(crate) device_bytes: u64,
-    pub(crate) host_bytes: u64,
-    pub(crate) delay_us: u32,
-    pub(crate) pieces: u32,
-    pub(crate) pools: u32,
-    /// 0: devices, 1: stub library, 2: no device.
-    pub(crate) kind: u32,
-    /// The number of devices.
-    pub(crate) devices: u32,
-    pub(crate) host_threads_apart: u32,
-}
-
 /// How a violation begins in a report, and how the report's last line begins.
 pub(crate) const VIOLATION: &str = "violation: ";
 pub(crate) const END: &str = "end: ";

@@ -8,7 +8,7 @@ use std::mem::transmute;
 use std::os::fd::AsRawFd;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
-use crate::abi::{KINDS, Live, RawFailure, RawOptions, TARGET_API, TARGET_WORK};
+use crate::abi::{KINDS, Live, RawFailure, TARGET_API, TARGET_WORK};
 use crate::driver::is_error;
 use crate::options::{Failure, Options};
 use crate::sys::{Library, memory_file};
@@ -44,7 +44,7 @@ macro_rules! symbols {
 }
 
 symbols! {
-    start: unsafe extern "C" fn(*const RawOptions) = c"twinbuf_sim_start",
+    start: unsafe extern "C" fn(*const Options) = c"twinbuf_sim_start",
     inject: unsafe extern "C" fn(*const c_char, *const RawFailure) = c"twinbuf_sim_inject",
     injected: unsafe extern "C" fn(*mut u8, usize) -> usize = c"twinbuf_sim_injected",
     lose_context: unsafe extern "C" fn(u32) = c"twinbuf_sim_lose_context",
@@ -390,9 +390,10 @@ impl Sim {
         let guard = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
         let control = Control::get();
         if let Some(sim) = control.symbols {
-            let raw = RawOptions::from(options);
+            let (pieces, devices) = (options.pieces.max(1), options.devices.clamp(1, 2));
+            let options = Options { pieces, devices, ..options };
             // SAFETY: the pointer is valid for the call.
-            unsafe { (sim.start)(&raw const raw) };
+            unsafe { (sim.start)(&raw const options) };
         }
         Self { control, _one_at_a_time: guard }
     }

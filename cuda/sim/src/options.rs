@@ -2,10 +2,11 @@
 
 use std::str::FromStr;
 
-use crate::abi::{KINDS, RawFailure, RawOptions, TARGET_API, TARGET_CALL, TARGET_WORK};
+use crate::abi::{KINDS, RawFailure, TARGET_API, TARGET_CALL, TARGET_WORK};
 use crate::driver::is_error;
 
 /// What is installed in the simulated machine.
+#[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Installed {
     /// A driver with devices.
@@ -18,6 +19,7 @@ pub enum Installed {
 }
 
 /// How the driver behaves in one run.
+#[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
     /// The seed of all delays.
@@ -64,22 +66,6 @@ impl Options {
     #[must_use]
     pub fn seeded(seed: u64) -> Self {
         Self { seed, ..Self::default() }
-    }
-}
-
-impl From<Options> for RawOptions {
-    fn from(options: Options) -> Self {
-        Self {
-            seed: options.seed,
-            device_bytes: options.device_bytes,
-            host_bytes: options.host_bytes,
-            delay_us: options.delay_us,
-            pieces: options.pieces.max(1),
-            pools: u32::from(options.pools),
-            kind: options.installed as u32,
-            devices: options.devices.clamp(1, 2),
-            host_threads_apart: u32::from(options.host_threads_apart),
-        }
     }
 }
 

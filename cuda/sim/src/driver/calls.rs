@@ -26,6 +26,7 @@ use super::faults::handle;
 use super::machine::memory::Space;
 use super::machine::work::{HostFunction, Work, synchronize};
 use super::machine::{Core, State, initialized, is_forked, lock};
+use crate::options::Installed;
 
 mod bodies;
 mod entry;
@@ -59,7 +60,7 @@ fn attribute(core: &Core, attribute: c_int) -> c_int {
         // ASYNC_ENGINE_COUNT.
         40 => 2,
         // MEMORY_POOLS_SUPPORTED.
-        115 => c_int::from(core.options.pools != 0),
+        115 => c_int::from(core.options.pools),
         _ => 0,
     }
 }
@@ -67,6 +68,12 @@ fn attribute(core: &Core, attribute: c_int) -> c_int {
 fn device(core: &Core, ordinal: c_int) -> Result<usize, Code> {
     let device = usize::try_from(ordinal).ok().filter(|device| *device < core.options.devices as usize);
     device.ok_or(INVALID_DEVICE)
+}
+
+/// `cuCtxCreate`, without what its versions add.
+fn create_context(mut core: Core, created: &Out<usize>, ordinal: c_int) -> Result<(), Code> {
+    let device = device(&core, ordinal)?;
+    created.set(core.create_context(device))
 }
 
 /// `fn name(arguments) needs |core| body`: an exported function.
@@ -163,7 +170,7 @@ calls! {
     ) Nothing |_| proc_address(symbol, &found, version, flags, &status);
     fn cuDriverGetVersion(version: Out<c_int>) Nothing |_| version.set(13_000);
     fn cuDeviceGetCount(count: Out<c_int>) Driver |core| {
-        count.set(if core.options.kind == 0 { core.options.devices as c_int } else { 0 })
+        count.set(if core.options.installed == Installed::Device { core.options.devices as c_int } else { 0 })
     };
     fn cuDeviceGet(found: Out<c_int>, ordinal: c_int) Driver |core| {
         device(&core, ordinal).and_then(|_| found.set(ordinal))
@@ -208,25 +215,15 @@ calls! {
         core.live.contexts -= 1;
         Ok(())
     };
-    fn cuCtxCreate_v2(created: Out<usize>, _flags: c_uint, ordinal: c_int) Driver |mut core| {
-        let device = device(&core, ordinal)?;
-        let context = core.create_context(device);
-        created.set(context)
+    fn cuCtxCreate_v2(created: Out<usize>, _flags: c_uint, ordinal: c_int) Driver |core| {
+        create_context(core, &created, ordinal)
     };
     fn cuCtxCreate_v3(
         created: Out<usize>, _affinity: *const c_void, _affinities: c_int, _flags: c_uint, ordinal: c_int
-    ) Driver |mut core| {
-        let device = device(&core, ordinal)?;
-        let context = core.create_context(device);
-        created.set(context)
-    };
+    ) Driver |core| create_context(core, &created, ordinal);
     fn cuCtxCreate_v4(
         created: Out<usize>, _parameters: *const c_void, _flags: c_uint, ordinal: c_int
-    ) Driver |mut core| {
-        let device = device(&core, ordinal)?;
-        let context = core.create_context(device);
-        created.set(context)
-    };
+    ) Driver |core| create_context(core, &created, ordinal);
     fn cuCtxDestroy_v2(context: usize) Release |mut core| core.destroy_context(context);
     fn cuCtxPushCurrent_v2(context: usize) Driver |core| core.push_current(context);
     fn cuCtxPopCurrent_v2(popped: Out<usize>) Driver |core| {
@@ -448,7 +445,7 @@ calls! {
         Ok(())
     };
     fn cuMemAllocAsync(address: Out<u64>, bytes: usize, handle: usize) Health |mut core| {
-        if core.options.pools == 0 {
+        if !core.options.pools {
             return Err(NOT_SUPPORTED);
         }
         let stream = match target(&mut core, handle)? {
@@ -466,7 +463,7 @@ calls! {
         address.set(allocated)
     };
     fn cuMemFreeAsync(address: u64, handle: usize) Return |mut core| {
-        if core.options.pools == 0 {
+        if !core.options.pools {
             return Err(NOT_SUPPORTED);
         }
         let stream = match target(&mut core, handle)? {
@@ -546,7 +543,7 @@ calls! {
 /// `cuGetErrorName` and `cuGetErrorString` are not counted and never fail by injection: formatting an error calls
 /// them, and a test that counts calls should not depend on that.
 fn text(text: &Out<*const c_char>, find: impl FnOnce() -> Option<*const c_char>) -> Code {
-    if !is_forked() && lock().options.kind == 1 {
+    if !is_forked() && lock().options.installed == Installed::Stub {
         return STUB_LIBRARY;
     }
     let found = find();

@@ -5,7 +5,8 @@ use std::ffi::{CStr, c_char, c_void};
 use super::calls;
 use super::machine::{self, changed, lock, wait};
 use super::violation::Violation;
-use crate::abi::{Live, RawFailure, RawOptions};
+use crate::abi::{Live, RawFailure};
+use crate::options::Options;
 
 /// Copies `lines` if there is room, and returns their number of bytes.
 ///
@@ -34,7 +35,7 @@ unsafe fn text(name: *const c_char) -> Option<String> {
 ///
 /// The pointer must be valid.
 #[unsafe(no_mangle)]
-unsafe extern "C" fn twinbuf_sim_start(options: *const RawOptions) {
+unsafe extern "C" fn twinbuf_sim_start(options: *const Options) {
     // SAFETY: the caller's promise.
     machine::start(unsafe { *options });
 }

@@ -15,14 +15,14 @@ use self::streams::{Event, Stream};
 use self::work::{Function, Mark, Work};
 use super::capture::Captures;
 use super::clock::{Agent, Clock, Step};
-use super::codes::{Code, INVALID_CONTEXT, SUCCESS};
+use super::codes::{Code, INVALID_CONTEXT};
 use super::failures::Failures;
 use super::guard::Verdict;
 use super::operand::Instruction;
 use super::stack::Stack;
 use super::violation::{Report, Violation};
-use crate::abi::{Live, RawOptions};
-use crate::options::Settings;
+use crate::abi::Live;
+use crate::options::{Options, Settings};
 use crate::sys;
 
 mod host;
@@ -65,8 +65,9 @@ impl Actor {
 /// A captured operation: a function that checks its accesses in a stream and returns its work.
 pub(super) type Operation = Box<dyn Fn(&mut State, u64) -> Result<Work, Code> + Send + Sync>;
 
+#[derive(Default)]
 pub(super) struct State {
-    pub(super) options: RawOptions,
+    pub(super) options: Options,
     /// The number of this run, from 1. Threads and contexts of earlier runs are recognized by their run number.
     pub(super) run: u64,
     pub(super) initialized: bool,
@@ -141,53 +142,34 @@ static STATE: LazyLock<Mutex<State>> = LazyLock::new(|| {
     // run its code.
     unsafe { sys::atexit(at_exit) };
     Mutex::new(State {
-        options: settings.options.into(),
+        options: settings.options,
         run: 1, // not 0: that is the initial value in threads
-        initialized: false,
-        retains: [0; 2],
-        created: BTreeMap::new(),
-        lost: SUCCESS,
-        told: false,
-        streams: BTreeMap::new(),
-        events: BTreeMap::new(),
-        host: BTreeMap::new(),
-        device: BTreeMap::new(),
-        closed: BTreeSet::new(),
-        seen: BTreeSet::new(),
-        pending: Vec::new(),
-        running: Vec::new(),
-        hosts: BTreeMap::new(),
-        tokens: BTreeMap::new(),
-        kernels: BTreeMap::new(),
-        captures: Captures::default(),
-        launched: BTreeMap::new(),
-        modules: BTreeMap::new(),
-        functions: BTreeMap::new(),
         failures,
-        calls: BTreeMap::new(),
-        violations: Vec::new(),
-        found: 0,
         report: Some(Report::to(settings.report.as_deref())),
         next_handle: FIRST_HANDLE,
         next_address: FIRST_DEVICE_ADDRESS,
-        live: Live::default(),
         allowed: u64::MAX,
-        held: 0,
-        streams_begun: 0,
-        workers: Vec::new(),
+        ..State::default()
     })
 });
 static CHANGED: Condvar = Condvar::new();
 
+/// What a thread has of a run.
+#[derive(Default)]
+struct Own {
+    run: u64,
+    /// The contexts that it made current, with their devices. The last is the current one.
+    contexts: Vec<(usize, usize)>,
+    /// Its default streams, one for each device.
+    streams: [Option<u64>; 2],
+    /// Its agent, if host threads are separate.
+    agent: Option<Agent>,
+    /// The calls that it has made.
+    calls: BTreeMap<&'static str, u64>,
+}
+
 thread_local! {
-    /// The contexts that this thread made current, with their devices, and the run. The last is the current one.
-    static CURRENT: RefCell<(u64, Vec<(usize, usize)>)> = const { RefCell::new((0, Vec::new())) };
-    /// This thread's default streams, with their runs.
-    static OWN_STREAM: Cell<[(u64, u64); 2]> = const { Cell::new([(0, 0); 2]) };
-    /// This thread's agent, if host threads are separate.
-    static OWN_AGENT: Cell<(u64, Agent)> = const { Cell::new((0, 0)) };
-    /// The calls that this thread has made, with their run.
-    static OWN_CALLS: RefCell<(u64, BTreeMap<&'static str, u64>)> = const { RefCell::new((0, BTreeMap::new())) };
+    static OWN: RefCell<Own> = RefCell::default();
     /// Whether this thread is in a call of the driver, where it may hold the lock.
     static IN_CALL: Cell<bool> = const { Cell::new(false) };
     /// In a worker that runs a host function: the function's step.
@@ -243,18 +225,12 @@ pub(super) fn stopped(address: u64, write: bool, instruction: &mut Instruction) 
 /// Counts a call, for all threads and for this one.
 pub(super) fn count(core: &mut State, name: &'static str) {
     *core.calls.entry(name).or_insert(0) += 1;
-    OWN_CALLS.with_borrow_mut(|(run, calls)| {
-        if *run != core.run {
-            *run = core.run;
-            calls.clear();
-        }
-        *calls.entry(name).or_insert(0) += 1;
-    });
+    core.own(|own| *own.calls.entry(name).or_insert(0) += 1);
 }
 
 /// The calls of one name that this thread has made in this run.
 pub(super) fn own_calls(core: &State, name: &str) -> u64 {
-    OWN_CALLS.with_borrow(|(run, calls)| calls.get(name).copied().filter(|_| *run == core.run).unwrap_or(0))
+    core.own(|own| own.calls.get(name).copied().unwrap_or(0))
 }
 
 /// Whether this thread is a worker that runs a host function.
@@ -270,7 +246,7 @@ pub(super) fn run_function(at: Step, function: impl FnOnce()) {
 }
 
 /// Ends the current run and begins another. Drops queued work and joins the workers.
-pub(super) fn start(options: RawOptions) {
+pub(super) fn start(options: Options) {
     let mut core = lock();
     core.run += 1;
     let workers = std::mem::take(&mut core.workers);
@@ -283,34 +259,15 @@ pub(super) fn start(options: RawOptions) {
     let mut core = lock();
     clear(&mut core.host);
     clear(&mut core.device);
-    let core = &mut *core;
-    core.options = options;
-    core.initialized = false;
-    core.retains = [0; 2];
-    core.created.clear();
-    core.lost = SUCCESS;
-    core.told = false;
-    core.streams.clear();
-    core.events.clear();
-    core.closed.clear();
-    core.seen.clear();
-    core.pending.clear();
-    core.running.clear();
-    core.hosts.clear();
-    core.tokens.clear();
-    core.kernels.clear();
-    core.captures = Captures::default();
-    core.launched.clear();
-    core.modules.clear();
-    core.functions.clear();
-    core.failures = Failures::default();
-    core.calls.clear();
-    core.violations.clear();
-    core.report = None;
-    core.live = Live::default();
-    core.allowed = u64::MAX;
-    core.held = 0;
-    core.streams_begun = 0;
+    *core = State {
+        options,
+        run: core.run,
+        next_handle: core.next_handle,
+        next_address: core.next_address,
+        allowed: u64::MAX,
+        workers: std::mem::take(&mut core.workers),
+        ..State::default()
+    };
 }
 
 /// Waits until all queues are empty and the workers of destroyed streams have ended. Adds no edges.
@@ -322,6 +279,16 @@ pub(super) fn drain() {
 }
 
 impl State {
+    /// Looks at what this thread has of this run.
+    fn own<T>(&self, look: impl FnOnce(&mut Own) -> T) -> T {
+        OWN.with_borrow_mut(|own| {
+            if own.run != self.run {
+                *own = Own { run: self.run, ..Own::default() };
+            }
+            look(own)
+        })
+    }
+
     /// The handle of a device's primary context. It differs in every run.
     pub(super) fn context(&self, device: usize) -> usize {
         0xC0_0000 + usize::try_from(self.run).unwrap_or(0) * 32 + device * 16
@@ -335,15 +302,12 @@ impl State {
 
     /// The device whose context is current on this thread.
     pub(super) fn device(&self) -> Option<usize> {
-        CURRENT
-            .with_borrow(|(run, stack)| stack.last().filter(|_| *run == self.run).map(|(_, device)| *device))
+        self.own(|own| own.contexts.last().map(|(_, device)| *device))
     }
 
     /// The context that is current on this thread, or 0.
     pub(super) fn current(&self) -> usize {
-        CURRENT.with_borrow(|(run, stack)| {
-            stack.last().filter(|_| *run == self.run).map_or(0, |(context, _)| *context)
-        })
+        self.own(|own| own.contexts.last().map_or(0, |(context, _)| *context))
     }
 
     /// Whether the context that is current on this thread has not been destroyed.
@@ -354,26 +318,16 @@ impl State {
     /// Replaces the top of this thread's contexts; 0 removes it.
     pub(super) fn set_current(&self, context: usize) -> Result<(), Code> {
         let device = (context != 0).then(|| self.alive(context).ok_or(INVALID_CONTEXT)).transpose()?;
-        CURRENT.with_borrow_mut(|(run, stack)| {
-            if *run != self.run {
-                stack.clear();
-            }
-            *run = self.run;
-            stack.pop();
-            stack.extend(device.map(|device| (context, device)));
+        self.own(|own| {
+            own.contexts.pop();
+            own.contexts.extend(device.map(|device| (context, device)));
         });
         Ok(())
     }
 
     pub(super) fn push_current(&self, context: usize) -> Result<(), Code> {
         let device = self.alive(context).ok_or(INVALID_CONTEXT)?;
-        CURRENT.with_borrow_mut(|(run, stack)| {
-            if *run != self.run {
-                stack.clear();
-            }
-            *run = self.run;
-            stack.push((context, device));
-        });
+        self.own(|own| own.contexts.push((context, device)));
         Ok(())
     }
 
@@ -394,7 +348,7 @@ impl State {
         if self.current() == context { self.set_current(0) } else { Ok(()) }
     }
 
-    fn handle(&mut self) -> u64 {
+    pub(super) fn handle(&mut self) -> u64 {
         self.next_handle += 0x10;
         self.next_handle
     }
@@ -402,25 +356,6 @@ impl State {
     pub(super) fn add_graph(&mut self, operations: Arc<Vec<Operation>>) -> u64 {
         let id = self.handle();
         self.captures.graphs.insert(id, operations);
-        id
-    }
-
-    pub(super) fn add_module(&mut self, text: String) -> u64 {
-        let id = self.handle();
-        self.modules.insert(id, text);
-        id
-    }
-
-    pub(super) fn add_function(&mut self, function: Function) -> u64 {
-        let id = self.handle();
-        self.functions.insert(id, function);
-        id
-    }
-
-    /// The handle of a new kernel. Its digest is not known yet.
-    pub(super) fn add_kernel(&mut self) -> u64 {
-        let id = self.handle();
-        self.kernels.insert(id, None);
         id
     }
 }

@@ -181,7 +181,9 @@ pub(in crate::driver) fn launch(
     duration_us: u32,
 ) -> Code {
     enter("cuLaunchKernel", Needs::Context, |mut core| {
-        let id = core.add_kernel();
+        let id = core.handle();
+        // Its digest is not known yet.
+        core.kernels.insert(id, None);
         *launched = id;
         let stream = stream(&mut core, handle)?;
         if core.captures.of(stream).is_some() {
@@ -227,7 +229,8 @@ pub(super) fn load(mut core: Core, module: &Out<usize>, image: *const c_char) ->
     }
     // SAFETY: the caller gives PTX, which is a C string.
     let text = unsafe { CStr::from_ptr(image) }.to_string_lossy().into_owned();
-    let loaded = core.add_module(text);
+    let loaded = core.handle();
+    core.modules.insert(loaded, text);
     module.set(loaded as usize)
 }
 
@@ -245,7 +248,9 @@ pub(super) fn function(core: &mut Core, module: usize, name: *const c_char) -> R
         "twinbuf_sum" => Entry::Sum,
         _ => Entry::Other,
     };
-    Ok(core.add_function(Function { entry, parameters: parameters.into() }) as usize)
+    let found = core.handle();
+    core.functions.insert(found, Function { entry, parameters: parameters.into() });
+    Ok(found as usize)
 }
 
 /// The buffer that has all of a kernel's parameters, and its size, of the `extra` options of a launch.

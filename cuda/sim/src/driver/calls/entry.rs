@@ -7,6 +7,7 @@ use crate::driver::codes::{
     NOT_INITIALIZED, NOT_PERMITTED, STUB_LIBRARY, SUCCESS,
 };
 use crate::driver::machine::{Core, count, in_call, in_function, is_forked, lock};
+use crate::options::Installed;
 
 /// The caller's pointer for a result.
 #[repr(transparent)]
@@ -41,10 +42,10 @@ pub(super) enum Needs {
 
 /// The error that a stub, or a driver without a device, returns from a call.
 fn absent(core: &Core, name: &str) -> Option<Code> {
-    match core.options.kind {
-        1 => Some(STUB_LIBRARY),
-        2 if name == "cuInit" => Some(NO_DEVICE),
-        2 if name != "cuDeviceGetCount" => Some(NOT_INITIALIZED),
+    match core.options.installed {
+        Installed::Stub => Some(STUB_LIBRARY),
+        Installed::NoDevice if name == "cuInit" => Some(NO_DEVICE),
+        Installed::NoDevice if name != "cuDeviceGetCount" => Some(NOT_INITIALIZED),
         _ => None,
     }
 }
@@ -72,7 +73,7 @@ fn enter_locked(name: &'static str, needs: Needs, body: impl FnOnce(Core) -> Res
     if let Some(injected) = injected.filter(|injected| !injected.effect && !gives_back) {
         return injected.code;
     }
-    if needs != Needs::Nothing && !core.initialized && core.options.kind == 0 {
+    if needs != Needs::Nothing && !core.initialized && core.options.installed == Installed::Device {
         return NOT_INITIALIZED;
     }
     let sticky =

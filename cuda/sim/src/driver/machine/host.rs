@@ -2,20 +2,19 @@
 
 use std::sync::Arc;
 
-use super::{Actor, HOST, IN_FUNCTION, OWN_AGENT, State};
+use super::{Actor, HOST, IN_FUNCTION, State};
 use crate::driver::clock::{Agent, Clock, Step};
 
 impl State {
     fn agent(&mut self) -> Agent {
-        if self.options.host_threads_apart == 0 {
+        if !self.options.host_threads_apart {
             return HOST;
         }
-        let (run, agent) = OWN_AGENT.get();
-        if run == self.run {
+        if let Some(agent) = self.own(|own| own.agent) {
             return agent;
         }
         let agent = self.handle();
-        OWN_AGENT.set((self.run, agent));
+        self.own(|own| own.agent = Some(agent));
         agent
     }
 

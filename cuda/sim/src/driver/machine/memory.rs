@@ -114,7 +114,7 @@ impl State {
     /// the host has learnt something. A page is as closed as the host and all host functions that run need it.
     pub(in crate::driver) fn guard(&mut self, base: Option<u64>) {
         // Each host thread has its own clock: a page stays closed, and opens for each access of a thread that may use it.
-        let apart = self.options.host_threads_apart != 0;
+        let apart = self.options.host_threads_apart;
         let nothing = Clock::default();
         let host = self.hosts.get(&HOST).filter(|_| !apart).unwrap_or(&nothing);
         let clocks: Vec<&Clock> = self.running.iter().map(|at| &*at.clock).chain([host]).collect();

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use super::work::{HostFunction, Mark, Work};
-use super::{Actor, LEGACY, OWN_STREAM, State, changed, worker};
+use super::{Actor, LEGACY, State, changed, worker};
 use crate::driver::capture::{Captured, Id};
 use crate::driver::clock::{Clock, Step};
 use crate::driver::codes::{CAPTURE_IMPLICIT, CAPTURE_UNSUPPORTED, Code, INVALID_HANDLE, INVALID_VALUE};
@@ -83,13 +83,13 @@ impl State {
                 Ok(legacy)
             }
             2 => {
-                let (device, mut own) = (self.device().unwrap_or(0), OWN_STREAM.get());
-                if own[device].0 == self.run {
-                    return Ok(own[device].1);
+                let device = self.device().unwrap_or(0);
+                if let Some(stream) = self.own(|own| own.streams[device]) {
+                    return Ok(stream);
                 }
-                own[device] = (self.run, self.add_stream(true, true));
-                OWN_STREAM.set(own);
-                Ok(own[device].1)
+                let stream = self.add_stream(true, true);
+                self.own(|own| own.streams[device] = Some(stream));
+                Ok(stream)
             }
             handle => match self.streams.get(&(handle as u64)) {
                 Some(stream) if !stream.destroyed && !stream.default => Ok(handle as u64),
