@@ -233,59 +233,49 @@ fn writable(path: &Path) -> io::Result<()> {
 fn open(options: &Options) -> Result<(Records, String), BoxError> {
     let Options { files, shape, .. } = options;
     let format = shape.format(&files[0])?;
-    let tensor = match (format, &options.tensor) {
-        (Format::Npz | Format::Safetensors, Some(name)) => name.clone(),
-        (_, Some(_)) => {
-            let (path, format) = (files[0].display(), format.name());
-            return Err(
-                format!("{path}: --tensor: wanted safetensors or .npz: {format} has no tensors").into()
-            );
+    let wrong = |what: &str| Err(format!("{}: {what}", files[0].display()).into());
+    let tensor = match (format.parts(), &options.tensor) {
+        (Some(_), Some(name)) => name.clone(),
+        (None, Some(_)) => {
+            let format = format.name();
+            return wrong(&format!("--tensor: wanted safetensors or .npz: {format} has no tensors"));
         }
-        (Format::Npz | Format::Safetensors, None) => {
-            let (path, part) = (files[0].display(), format.parts().unwrap_or_default());
+        (Some(part), None) => {
             let names: Vec<String> = parts(&files[0], format, Cut::Rows)?.map(|(name, _)| name).collect();
             match &names[..] {
                 [only] => only.clone(),
-                [] => return Err(format!("{path}: no {part}s: wanted at least one").into()),
+                [] => return wrong(&format!("no {part}s: wanted at least one")),
                 names => {
                     // A model may have thousands of tensors.
                     let (shown, more) = names.split_at(names.len().min(16));
                     let shown = shown.join(", ");
                     let more =
                         if more.is_empty() { String::new() } else { format!(" and {} more", more.len()) };
-                    return Err(format!("{path}: --tensor: wanted one of its {part}s: {shown}{more}").into());
+                    return wrong(&format!("--tensor: wanted one of its {part}s: {shown}{more}"));
                 }
             }
         }
-        (Format::LlmC, None) if shape.sequence.is_none() => {
-            let path = files[0].display();
-            return Err(format!(
-                "{path}: --sequence: wanted the tokens of a sequence, found tokens without one"
-            )
-            .into());
-        }
-        (Format::Raw, None) if shape.record_bytes.is_none() && shape.dtype.is_none() => {
-            let path = files[0].display();
-            return Err(format!(
-                "{path}: has no header that says what its records are: give --record-bytes or --dtype"
-            )
-            .into());
-        }
-        (Format::Raw, None) if shape.record_bytes.is_some() => {
-            // The header of such a file would be read as records.
-            if let found @ (Format::Npy | Format::Npz | Format::Safetensors | Format::LlmC) =
-                Format::of(&files[0])?
-            {
-                let (path, found) = (files[0].display(), found.name());
-                return Err(format!(
-                    "{path}: --record-bytes: wanted a file of records alone, found {found}: leave it out"
-                )
-                .into());
-            }
-            String::new()
-        }
-        _ => String::new(),
+        (None, None) => String::new(),
     };
+    match format {
+        Format::LlmC if shape.sequence.is_none() => {
+            return wrong("--sequence: wanted the tokens of a sequence, found tokens without one");
+        }
+        Format::Raw if shape.record_bytes.is_none() && shape.dtype.is_none() => {
+            return wrong("has no header that says what its records are: give --record-bytes or --dtype");
+        }
+        Format::Raw if shape.record_bytes.is_some() => {
+            // The header of such a file would be read as records.
+            let found = Format::of(&files[0])?;
+            if found != Format::Raw {
+                let found = found.name();
+                return wrong(&format!(
+                    "--record-bytes: wanted a file of records alone, found {found}: leave it out"
+                ));
+            }
+        }
+        _ => {}
+    }
     let records = shape.open(files, format, &tensor)?;
     if records.len() < options.batch {
         let (wanted, found) = (options.batch, records.len());

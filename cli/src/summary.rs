@@ -119,21 +119,6 @@ impl Summary {
         }
     }
 
-    /// A description of what is missing.
-    pub(crate) fn notes(&self) -> Vec<String> {
-        let mut notes = Vec::new();
-        for path in &self.open_files {
-            let path = path.display();
-            notes.push(format!(
-                "{path}: has no end: the program was killed, still runs, or could not write on"
-            ));
-        }
-        if self.unread_lines > 0 {
-            notes.push(format!("{} could not be read", text::count(self.unread_lines, "line")));
-        }
-        notes
-    }
-
     pub(crate) fn print(&self) -> Result<String, std::fmt::Error> {
         let mut out = String::new();
         let of = |number: Option<u64>| number.map_or("-".to_string(), |number| number.to_string());
@@ -144,8 +129,12 @@ impl Summary {
             text::count(self.steps, "step"),
             self.wall_s
         )?;
-        for note in self.notes() {
-            writeln!(out, "{}", text::printable(&note))?;
+        for path in &self.open_files {
+            let path = text::printable(&path.to_string_lossy());
+            writeln!(out, "{path}: has no end: the program was killed, still runs, or could not write on")?;
+        }
+        if self.unread_lines > 0 {
+            writeln!(out, "{} could not be read", text::count(self.unread_lines, "line"))?;
         }
         let many = self.tracks.iter().any(|row| row.process != self.tracks[0].process);
         let named = |process: &str, what: &str| {
