@@ -133,7 +133,7 @@ MUTANTS = [
     ("host.rs", "a commit that no one receives succeeds", "committed.map_err(|Closed| ended(&self.fate))?;", "drop(committed);"),
     ("copy.rs", "the ring of the host slots wakes no one", "        self.0.unpark();", "        let _ = &self.0;"),
     ("copy.rs", "an empty batch is copied", "let copied = (slot.len > 0).then(|| slot.copied.raw());", "let copied = Some(slot.copied.raw());"),
-    ("copy.rs", "the caller's code by hand waits for itself", "*lock(&self.user) == Some(thread::current().id())", "false"),
+    ("copy.rs", "the caller's code by hand waits for itself", "*lock(&self.user) == me", "false"),
     ("copy.rs", "a panic by hand leaves the thread within", "OnDrop(|| *lock(&self.user) = None)", "OnDrop(|| ())"),
     ("lease.rs", "a capture's slot is released under the lock", "        drop(captured);\n        // Not", "        // Not"),
     ("stager/staging.rs", "an offload fills one place", "Host::Take(rest.split_off_mut(..len).unwrap_or_default())", "Host::Take(rest.split_off_mut(..len).map(|part| &mut part[..0]).unwrap_or_default())"),

@@ -26,9 +26,8 @@ type Source<M> = KeptSlot<'static, HostBuf<M>>;
 /// The copy stream, and the copies that may still be running, oldest first.
 pub(crate) struct Copies<M: 'static> {
     pub(crate) stream: Arc<Stream>,
-    /// `None` if copies are not timed.
-    pub(crate) clock: Option<Arc<Clock>>,
-    pub(crate) on_copied: Option<OnCopied>,
+    /// What to call after each copy, and the clock of its time.
+    pub(crate) on_copied: Option<(OnCopied, Arc<Clock>)>,
     pub(crate) running: VecDeque<Running<M>>,
 }
 
@@ -88,9 +87,7 @@ impl<M> Copies<M> {
         // Release the slot first: the reader may be waiting for it, and the caller's code may run long.
         let bytes = source.len;
         drop(source);
-        if let (Some(on_copied), Some(clock), Some(start), Some(copied)) =
-            (&mut self.on_copied, &self.clock, start, copied)
-        {
+        if let (Some((on_copied, clock)), Some(start), Some(copied)) = (&mut self.on_copied, start, copied) {
             // SAFETY: both events are in a device slot and were recorded for this batch. A clock's events are for
             // timing.
             if let Some(time) = unsafe { clock.time(start, copied, issued) }? {
@@ -280,15 +277,15 @@ pub(crate) enum Waiting<'a, 'c> {
 }
 
 impl<M: 'static> Hand<M> {
-    /// Whether another call of this uploader is running on this thread: `on_copied` or a waker then made this one.
-    fn is_within(&self) -> bool {
-        *lock(&self.user) == Some(thread::current().id())
-    }
-
-    /// Calls `work`. Its error ends the uploader.
-    fn with<R>(&self, work: impl FnOnce(&mut Engine<M>) -> Result<R, Error>) -> Result<R, Error> {
+    /// Calls `work`. Its error ends the uploader. Returns `within` if another call of this uploader is running on this
+    /// thread: `on_copied` or a waker then made this one.
+    fn with<R>(&self, within: R, work: impl FnOnce(&mut Engine<M>) -> Result<R, Error>) -> Result<R, Error> {
+        let me = Some(thread::current().id());
+        if *lock(&self.user) == me {
+            return Ok(within);
+        }
         let mut place = lock(&self.engine);
-        *lock(&self.user) = Some(thread::current().id());
+        *lock(&self.user) = me;
         // Also after a panic of the caller's code.
         let _user = OnDrop(|| *lock(&self.user) = None);
         // Take the engine out: if a waker or `on_copied` panics, the engine is dropped, and both sides end.
@@ -304,10 +301,8 @@ impl<M: 'static> Hand<M> {
     /// Issues the copies of the committed batches, as far as device slots are free. After the last batch, ends the
     /// engine.
     pub(crate) fn pump(&self) -> Result<(), Error> {
-        if self.is_within() {
-            return Ok(()); // the call around this one, or the next one, copies what was committed
-        }
-        if let Some(finished) = self.with(Engine::pump)? {
+        // Within another call, that one or the next copies what was committed.
+        if let Some(finished) = self.with(None, Engine::pump)? {
             let engine = lock(&self.engine).take();
             engine.into_iter().for_each(|engine| engine.end(finished));
         }
@@ -321,10 +316,8 @@ impl<M: 'static> Hand<M> {
         hosts: &mut Producer<'static, HostBuf<M>>,
         mut waiting: Waiting<'_, '_>,
     ) -> Poll<Result<(), Error>> {
-        if self.is_within() {
-            return Poll::Ready(Ok(())); // without a wait
-        }
-        self.with(|engine| {
+        // Within another call, without a wait.
+        self.with(Poll::Ready(Ok(())), |engine| {
             loop {
                 let captured = self.shared.release_captured(None);
                 engine.pump()?;

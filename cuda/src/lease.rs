@@ -184,9 +184,7 @@ impl<M: 'static> Lease<M> {
     /// [`Error::PerThreadStream`], [`Error::Captured`] and [`Error::Driver`], as for [`on`](Lease::on).
     pub unsafe fn on_raw(&self, stream: CUstream) -> Result<CUdeviceptr, Error> {
         self.refuse_per_thread(stream)?;
-        let _current = Current::enter(&self.shared.ctx)?;
-        // SAFETY: the caller guarantees the stream; its handle names the same stream on every thread. Its context has
-        // just been entered.
+        // SAFETY: the caller guarantees the stream; its handle names the same stream on every thread.
         unsafe { self.slot().use_on(stream, None) }?;
         Ok(self.slot().address)
     }
@@ -281,8 +279,7 @@ impl<M: 'static> Lease<M> {
             let (name, size) = (std::any::type_name::<T>(), size_of::<T>());
             return Err(wrong("T", wanted, &format_args!("{name} of {size} bytes")));
         }
-        let _current = Current::enter(&self.shared.ctx)?;
-        // SAFETY: the `Arc` keeps the stream alive; it belongs to our context, which has just been entered.
+        // SAFETY: the `Arc` keeps the stream alive; it belongs to our context.
         unsafe { self.slot().use_on(stream.cu_stream(), Some(stream.clone())) }?;
         let (len, stream) = (bytes.len() / size_of::<T>(), stream.clone());
         let (uses, elsewhere) = (&self.slot().uses, &*self.shared.elsewhere);

@@ -110,12 +110,13 @@ impl<M> DeviceBuf<M> {
     /// # Safety
     ///
     /// The stream exists until `end_uses` has returned `true`, or `owner` keeps it alive. It belongs to this slot's
-    /// context, which is current. `end_uses` is called on a thread where the handle names the same stream.
+    /// context. `end_uses` is called on a thread where the handle names the same stream.
     pub(crate) unsafe fn use_on(
         &self,
         stream: CUstream,
         owner: Option<Arc<CudaStream>>,
     ) -> Result<(), Error> {
+        let _current = Current::enter(self.stream.context())?;
         // Also check a stream that uses the batch already: its capture may have begun since.
         // SAFETY: the caller guarantees that the stream exists.
         if unsafe { cu::is_captured(stream) }? {

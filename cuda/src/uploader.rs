@@ -165,14 +165,11 @@ impl Uploader {
     /// On an error, all memory is freed.
     pub fn build<M: Send + 'static>(self) -> Result<(HostSlots<M>, DeviceBatches<M>), Error> {
         let Self { ctx, slot_bytes, device_depth, overlap, .. } = self;
-        let host_depth = match (&self.host_slots, self.host_depth) {
-            (Some(lent), Some(depth)) if depth != lent.len() => {
-                let wanted = format!("{}, the number of lent slots", lent.len());
-                return Err(wrong("host_depth", wanted, &depth));
-            }
-            (Some(lent), _) => lent.len(),
-            (None, depth) => depth.unwrap_or(2),
-        };
+        let lent = self.host_slots.as_ref().map(Vec::len);
+        let host_depth = self.host_depth.or(lent).unwrap_or(2);
+        if let Some(lent) = lent.filter(|lent| *lent != host_depth) {
+            return Err(wrong("host_depth", format!("{lent}, the number of lent slots"), &host_depth));
+        }
         let lent = self.host_slots.iter().flatten().map(|slot| ("host_slots", slot_bytes, slot.len));
         let sizes =
             [("host_depth", 1, host_depth), ("device_depth", 1, device_depth), ("slot_bytes", 1, slot_bytes)];
@@ -210,7 +207,7 @@ impl Uploader {
         let (device_tx, device_rx) = HeapRing::new(device).into_handles();
         // Each copy in flight keeps its host slot.
         let running = VecDeque::with_capacity(host_depth);
-        let copies = Copies { stream, clock, on_copied: self.on_copied, running };
+        let copies = Copies { stream, on_copied: self.on_copied.zip(clock), running };
         let engine = Engine { host: host_rx, copies, next: None, device: device_tx };
         let (hand, thread) = if overlap {
             let fate = shared.fate.clone();
