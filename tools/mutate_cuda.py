@@ -154,7 +154,7 @@ MUTANTS = [
     ("cu.rs", "the last owner's context stays current", "        let _current = twice(Current::keep);\n", ""),
     ("driver.rs", "a stub ends the search", "Ok(Err(error)) => refused = refused.or(Some(error)),", "Ok(Err(error)) => return Err(error),"),
     ("driver.rs", "what is loaded is not asked", "in loaded.chain(found) {", "in loaded.take(0).chain(found) {"),
-    ("driver.rs", "cudarc's stub is a call that failed", "        if code == STUB_LIBRARY {", "        if false {"),
+    ("driver.rs", "cudarc's stub is a call that failed", "        _ if code == STUB_LIBRARY =>", "        _ if false =>"),
     ("stager/order.rs", "a slot is filled under its copies", "        unsafe { edge::refill_after_copy(self.copied.raw(), true) }?;", "        ();"),
     ("stager/order.rs", "copies do not wait for the stream", "        unsafe { edge::copy_after_use(copies.raw(), slot.ready.raw()) }?;", "        ();"),
     ("stager/order.rs", "a slot's copies are looked for, not waited for", "edge::refill_after_copy(self.copied.raw(), true)", "edge::refill_after_copy(self.copied.raw(), false)"),

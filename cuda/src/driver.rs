@@ -40,19 +40,26 @@ pub(crate) struct Driver {
 }
 
 /// Converts cudarc's result of a driver call.
-///
-/// The code's name comes from the driver: cudarc's enum may lack the codes of a newer driver.
 pub(crate) fn check<T>(call: &'static str, result: Result<T, DriverError>) -> Result<T, Error> {
-    result.map_err(|DriverError(found)| {
-        let code = found as u32;
-        if code == STUB_LIBRARY {
-            // cudarc loaded the first of `NAMES`, a stub; `Driver::load` passes over a stub and tries the other name.
-            return Error::StubDriver { library: NAMES[0].to_string() };
-        }
-        // `load` succeeds here: a driver that has returned an error is loaded.
-        let name = Driver::load().map_or_else(|_| format!("{found:?}"), |driver| driver.name(code));
-        Error::Driver { call, code, name }
-    })
+    result.map_err(|DriverError(found)| failed(call, found as u32))
+}
+
+/// The error of a driver call that returned this code. The code's name comes from the driver: cudarc's enum may lack the
+/// codes of a newer driver.
+fn failed(call: &'static str, code: u32) -> Error {
+    match Driver::load() {
+        // cudarc loaded the first of `NAMES`, a stub; `Driver::load` passes over a stub and tries the other name.
+        _ if code == STUB_LIBRARY => Error::StubDriver { library: NAMES[0].to_string() },
+        Ok(driver) if code == NO_DEVICE => Error::NoDevice { library: driver.library.to_string() },
+        Ok(driver) => Error::Driver { call, code, name: driver.name(code) },
+        // Not reached: a driver that has returned an error is loaded.
+        Err(error) => error,
+    }
+}
+
+/// The result of a driver call that is made without cudarc.
+fn succeeded(call: &'static str, code: u32) -> Result<(), Error> {
+    if code == SUCCESS { Ok(()) } else { Err(failed(call, code)) }
 }
 
 /// The library of this name, if the process has it.
@@ -125,13 +132,13 @@ impl Driver {
     /// Initializes the driver and returns the number of devices, at least one.
     pub(crate) fn start(&self) -> Result<usize, Error> {
         // SAFETY: takes no pointers; the flags must be 0.
-        self.check("cuInit", unsafe { (self.init)(0) })?;
+        succeeded("cuInit", unsafe { (self.init)(0) })?;
         let mut devices = 0;
         // SAFETY: the pointer is valid for the call.
-        self.check("cuDeviceGetCount", unsafe { (self.device_count)(&raw mut devices) })?;
+        succeeded("cuDeviceGetCount", unsafe { (self.device_count)(&raw mut devices) })?;
         match usize::try_from(devices) {
             Ok(devices @ 1..) => Ok(devices),
-            _ => Err(Error::NoDevice { library: self.library.to_string() }),
+            _ => Err(failed("cuDeviceGetCount", NO_DEVICE)),
         }
     }
 
@@ -145,15 +152,7 @@ impl Driver {
         // SAFETY: the pointer is valid for the call; the caller guarantees the events.
         match unsafe { (self.event_elapsed_time)(&raw mut milliseconds, start, end) } {
             NOT_READY => Ok(None),
-            code => self.check("cuEventElapsedTime", code).map(|()| Some(milliseconds)),
-        }
-    }
-
-    fn check(&self, call: &'static str, code: u32) -> Result<(), Error> {
-        match code {
-            SUCCESS => Ok(()),
-            NO_DEVICE => Err(Error::NoDevice { library: self.library.to_string() }),
-            code => Err(Error::Driver { call, code, name: self.name(code) }),
+            code => succeeded("cuEventElapsedTime", code).map(|()| Some(milliseconds)),
         }
     }
 
