@@ -72,9 +72,9 @@ MUTANTS = [
     ("lease.rs", "the per-thread stream is accepted", "if stream.addr() == PER_THREAD {", "if stream.addr() == PER_THREAD + 99 {"),
     # Memory.
     ("cu.rs", "the copy stream is blocking", "result::stream::StreamKind::NonBlocking", "result::stream::StreamKind::Default"),
-    ("memory.rs", "host slots are handed out uninitialized", "unsafe { start.write_bytes(0, len) };", ";"),
+    ("lent.rs", "host slots are handed out uninitialized", "unsafe { start.write_bytes(0, len) };", ";"),
     ("slot.rs", "device memory without pools is freed without a wait", "            let _ = self.stream.settle();\n", ""),
-    ("memory.rs", "host memory is never freed", "let _ = unsafe { result::free_host(self.start.as_ptr().cast()) };", "let _ = ctx;"),
+    ("lent.rs", "host memory is never freed", "let _ = unsafe { result::free_host(self.start.as_ptr().cast()) };", "let _ = self.start;"),
     ("copy.rs", "nothing is settled", "!self.running.is_empty() && self.stream.settle().is_err()", "!self.running.is_empty() && false"),
     # Copies, their order and times.
     ("copy.rs", "one copy in flight more than device slots", "self.copies.running.len() >= self.device.depth()", "self.copies.running.len() > self.device.depth()"),

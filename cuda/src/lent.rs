@@ -1,6 +1,13 @@
 //! Host slots in memory that the caller allocated: the memory of a tensor library, or pages that the caller registered.
 
 use std::ptr::NonNull;
+use std::sync::Arc;
+
+use cudarc::driver::{CudaContext, result};
+
+use crate::cu::{BesideCaptures, Current, Owner};
+use crate::driver::check;
+use crate::error::Error;
 
 /// Host memory that the caller allocated, used as one slot; see [`Uploader::host_slots`](crate::Uploader::host_slots).
 pub struct Host {
@@ -43,7 +50,41 @@ impl Host {
     }
 }
 
-// SAFETY: only the uploader accesses the memory, and the lender is `Send`.
+// SAFETY: only the uploader or the stager accesses the memory, and the lender is `Send`.
 unsafe impl Send for Host {}
+
+/// The lender of page-locked memory that this crate allocated.
+struct PageLocked {
+    start: NonNull<u8>,
+    ctx: Owner<Arc<CudaContext>>,
+}
+
+// SAFETY: plain memory, which may be freed on any thread.
+unsafe impl Send for PageLocked {}
+
+/// Allocates `len` bytes, at least one, zeroed. `ctx` is current.
+///
+/// This call touches the pages on the calling thread, so Linux places them on that thread's NUMA node, unless a
+/// policy (`numactl`) places them elsewhere.
+pub(crate) fn page_locked(ctx: &Arc<CudaContext>, len: usize) -> Result<Host, Error> {
+    // SAFETY: the memory is zeroed below, before it is read.
+    let start = check("cuMemHostAlloc", unsafe { result::malloc_host(len, 0) })?;
+    let null = || Error::Driver { call: "cuMemHostAlloc", code: 0, name: "a null pointer".to_string() };
+    let start = NonNull::new(start.cast::<u8>()).ok_or_else(null)?;
+    // SAFETY: `len` bytes were allocated there.
+    unsafe { start.write_bytes(0, len) };
+    // SAFETY: the lender owns the bytes, which are initialized, and only the slot has their address.
+    Ok(unsafe { Host::new(start, len, PageLocked { start, ctx: Owner::new(ctx.clone()) }) })
+}
+
+impl Drop for PageLocked {
+    fn drop(&mut self) {
+        let _current = Current::enter_to_free(&self.ctx);
+        let _beside = BesideCaptures::enter();
+        // SAFETY: allocated by `page_locked` and freed once. No copy reads it: memory whose copies could not be waited
+        // for is leaked instead (the drop of `Copies`).
+        let _ = unsafe { result::free_host(self.start.as_ptr().cast()) };
+    }
+}
 
 debug!([] Host, this, start: this.start, len: this.len);

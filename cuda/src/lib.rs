@@ -98,7 +98,6 @@ mod error;
 mod host;
 mod lease;
 pub mod lent;
-mod memory;
 mod slot;
 mod stager;
 #[cfg(all(test, target_os = "linux"))]

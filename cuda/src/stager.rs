@@ -24,7 +24,7 @@ use crate::cu::{self, Current, Event, Owner, Stream};
 use crate::driver::{Driver, check};
 use crate::edge;
 use crate::error::{Error, Fate, OnDrop, wrong};
-use crate::memory::page_locked;
+use crate::lent::page_locked;
 
 mod order;
 mod staging;

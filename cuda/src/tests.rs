@@ -14,7 +14,7 @@ use twinbuf_testing::extent;
 
 use crate::driver::check;
 use crate::edge::Edge;
-use crate::memory::page_locked;
+use crate::lent::page_locked;
 use crate::{Error, HostSlots, Uploader, context, lent};
 use kernels::Kernels;
 

@@ -13,8 +13,7 @@ use crate::driver::{Driver, check};
 use crate::error::{Error, wrong};
 use crate::host::{Copying, HostSlots, ThreadShare};
 use crate::lease::Shared;
-use crate::lent;
-use crate::memory::page_locked;
+use crate::lent::{Host, page_locked};
 use crate::slot::{DeviceBuf, HostBuf};
 use crate::time::{Clock, Copied, OnCopied};
 
@@ -60,7 +59,7 @@ pub struct Uploader {
     slot_bytes: usize,
     host_depth: Option<usize>,
     device_depth: usize,
-    host_slots: Option<Vec<lent::Host>>,
+    host_slots: Option<Vec<Host>>,
     overlap: bool,
     copy_stream: bool,
     times: bool,
@@ -87,7 +86,7 @@ impl Uploader {
     /// Uses host memory of the caller as host slots. Their number is the [`host_depth`](Uploader::host_depth).
     /// Default: the uploader allocates page-locked memory. [`build`](Self::build) returns [`Error::Option`] if a
     /// slot is smaller than the slot size, if there is none, or if `host_depth` was set to a different number.
-    pub fn host_slots(mut self, slots: Vec<lent::Host>) -> Self {
+    pub fn host_slots(mut self, slots: Vec<Host>) -> Self {
         self.host_slots = Some(slots);
         self
     }
@@ -193,7 +192,7 @@ impl Uploader {
         let stream = Arc::new(Stream::new(&ctx, self.copy_stream)?);
         let timed = self.times || self.on_copied.is_some();
         let host: Result<Vec<_>, Error> = match self.host_slots {
-            Some(lent) => lent.into_iter().map(|slot| Ok(lent::Host { len: slot_bytes, ..slot })).collect(),
+            Some(lent) => lent.into_iter().map(|slot| Ok(Host { len: slot_bytes, ..slot })).collect(),
             None => (0..host_depth).map(|_| page_locked(&ctx, slot_bytes)).collect(),
         };
         let host: Vec<_> = host?.into_iter().map(|memory| HostBuf { memory, len: 0, meta: None }).collect();

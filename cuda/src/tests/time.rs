@@ -7,7 +7,7 @@ use twinbuf_cuda_sim::{Options, Sim};
 
 use crate::cu::{self, Current, Stream};
 use crate::driver::Driver;
-use crate::memory::page_locked;
+use crate::lent::page_locked;
 use crate::slot::DeviceBuf;
 use crate::time::Clock;
 
