@@ -14,15 +14,15 @@ use crate::slot::Uses;
 /// `CU_STREAM_LEGACY` of cuda.h: the legacy default stream, whose usual handle is null.
 pub(super) const LEGACY: usize = 1;
 
-/// A view of a batch, or of a part of it, as elements of type `T` on one stream. [`Lease::on`] and
-/// [`Lease::on_range`] return it.
+/// A view of a batch, or of a part of it, as elements of type `T` on one stream. [`Lease::on`](crate::Lease::on) and
+/// [`Lease::on_range`](crate::Lease::on_range) return it.
 ///
 /// cudarc's safe copies (`stream.memcpy_dtod(&view, ..)`, `memcpy_dtoh`, `clone_dtoh`) and all other functions that
-/// accept a [`DevicePtr`] can read the view, on each stream that [`Lease::on`] was called for. On its own stream, it
-/// can be a kernel argument, as a pointer.
+/// accept a [`DevicePtr`] can read the view, on each stream that [`Lease::on`](crate::Lease::on) was called for. On its
+/// own stream, it can be a kernel argument, as a pointer.
 ///
 /// **A copy on any other stream fails** with a driver error, because it could not be ordered before the slot's next
-/// copy. To copy to another context, copy within the context first ([`Lease::into_owned`]).
+/// copy. To copy to another context, copy within the context first ([`Lease::into_owned`](crate::Lease::into_owned)).
 pub struct View<'l, T> {
     /// The streams that the lease is used on.
     pub(super) uses: &'l RefCell<Uses>,
@@ -87,8 +87,8 @@ impl<T> DeviceSlice<T> for View<'_, T> {
 }
 
 impl<T> DevicePtr<T> for View<'_, T> {
-    /// Returns address 0, which the driver should reject, if the lease is not [on](Lease::on) this stream, or the
-    /// access would be captured into a graph.
+    /// Returns address 0, which the driver should reject, if the lease is not [on](crate::Lease::on) this stream, or
+    /// the access would be captured into a graph.
     ///
     /// The guard waits for nothing: cudarc's waits do nothing while an error of an earlier call is recorded in the
     /// context.
