@@ -98,7 +98,7 @@ MUTANTS = [
     (MOD, "without overlap a unit that is there is not received", "                own.fill(shared, unit, Some(start.unwrap_or_else(Instant::now)));\n                return None;", "                own.fill(shared, unit, Some(start.unwrap_or_else(Instant::now)));\n                return Some(Received::Gone);"),
     (MOD, "without overlap a held slot is not waited for", "waiting.release_by(held_since, held_timeout).map_or(Patience::None, Patience::Slot);", "Patience::None;"),
     (MOD, "a caller that helps loses what it finds", "            found => return Some(found),\n        }\n    }\n}", "            found => drop(found),\n        }\n    }\n}"),
-    (MOD, "a caller helps although fills wait for a disk", " || last_fill.blocked() >= HELP_LIMIT ||", " ||"),
+    (MOD, "a caller helps although fills wait for a disk", "if !own.pays(shared) {", "if !own.pays(shared) && false {"),
     (MOD, "a caller helps with a long fill although its unit comes soon", " || took >= HELP_LIMIT && soon() {", " {"),
     (MOD, "a caller never helps with a long fill", "took >= HELP_LIMIT && soon()", "took >= HELP_LIMIT"),
     (MOD, "a caller helps with fills that take longer than it may wait", "took >= rest || ", ""),

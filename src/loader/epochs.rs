@@ -28,9 +28,8 @@ use crate::pipe::{Front, Items, Pipe, Place};
 /// [`workers`](crate::loader::LoaderBuilder::workers).
 ///
 /// A call that blocks until the next batch is ready may be one more worker: it fills slots if all data sets are files
-/// in the page cache, fills sleep for less than a millisecond each, every transform is a
-/// [`Transform`](crate::transform::Transform) or [`Convert`](crate::transform::Convert), no driver fills slots, and
-/// there are two processors or more.
+/// in the page cache, every transform is a [`Transform`](crate::transform::Transform) or
+/// [`Convert`](crate::transform::Convert), no driver fills slots, and there are two processors or more.
 ///
 /// The plan alone determines the batches and their order. They are the same with or without overlap, for any number
 /// of workers, and for any depth.

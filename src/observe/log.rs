@@ -52,8 +52,6 @@ pub(crate) struct LoadTimes {
     pub(crate) io_calls: u64,
     /// Bytes before the transforms.
     pub(crate) bytes: usize,
-    /// How long the thread ran on a processor, or was ready to, if that was measured.
-    pub(crate) awake: Option<Duration>,
     /// When the previous batch in this slot freed it.
     pub(crate) freed: Option<Freed>,
 }
@@ -68,19 +66,12 @@ impl LoadTimes {
             transform: Duration::ZERO,
             io_calls: 0,
             bytes: 0,
-            awake: None,
             freed: None,
         }
     }
 
     pub(crate) fn took(&self) -> Duration {
         self.end.saturating_duration_since(self.start)
-    }
-
-    /// Returns how long the thread slept during the load, as for a disk. If that was not measured, the whole load
-    /// counts.
-    pub(crate) fn blocked(&self) -> Duration {
-        self.took().saturating_sub(self.awake.unwrap_or_default())
     }
 
     /// Passes the events of this load to `add`. In fact, reading and transforming alternate, part by part. The log has

@@ -10,7 +10,6 @@ use super::log::{self, Event, Freed, Interval, LoadTimes, STEPS, Seen, StageTime
 use super::report::{Kind, Report, Settings};
 use super::trace::{LoaderTrace, Trace, Track};
 use crate::error::Error;
-use crate::thread::Clock;
 
 /// Records the events of a caller: a loop that asks for batches and uses them.
 pub(crate) struct Recorder {
@@ -281,37 +280,15 @@ impl Recorder {
 }
 
 /// Records the events of a loading thread.
+#[derive(Default)]
 pub(crate) struct LoadRecorder {
-    track: Option<Track>,
-    /// Whether to read the thread's clocks. Only a caller that may help needs what they tell, and a thread that reads them
-    /// is often preempted there, within its load.
-    clocks: bool,
-    /// When it last read them.
-    looked: Option<Instant>,
+    pub(crate) track: Option<Track>,
 }
 
-/// The least time between two measurements of a thread's CPU time. Each reads the clocks twice, which takes about a
-/// microsecond.
-const LOOK: Duration = Duration::from_millis(1);
-
 impl LoadRecorder {
-    pub(crate) fn new(track: Option<Track>, clocks: bool) -> Self {
-        Self { track, clocks, looked: None }
-    }
-
     /// Returns the span of a load that begins.
     pub(crate) fn began(&self, ticket: Ticket) -> Span {
         spans::span(What::Load, None, ticket)
-    }
-
-    /// Reads the thread's clocks at the beginning of a load, if they were not read for some time.
-    pub(crate) fn clock(&mut self, now: Instant) -> Option<Clock> {
-        let soon = |looked| now.saturating_duration_since(looked) < LOOK;
-        if !self.clocks || self.looked.is_some_and(soon) {
-            return None;
-        }
-        self.looked = Some(now);
-        Clock::now()
     }
 
     pub(crate) fn loaded(&mut self, ticket: Ticket, load: &LoadTimes) {

@@ -144,7 +144,7 @@ use self::worker::Worker;
 pub use self::worker::{Driven, Fill};
 use crate::error::{At, Error, Reading};
 use crate::observe::breakdown::Breakdown;
-use crate::observe::log::{LoadTimes, Naming, Ticket};
+use crate::observe::log::{Naming, Ticket};
 use crate::observe::recorder::{LoadRecorder, Recorder, Span};
 use crate::observe::report::{Kind, Report, Settings};
 use crate::observe::trace::{LoaderTrace, Track};
@@ -189,7 +189,8 @@ pub struct Pipe<R: Ring> {
     received: u64,
     /// Why the caller receives no item.
     stopped: Option<Stopped>,
-    last_fill: LoadTimes,
+    /// How long the last fill took.
+    last_fill: Duration,
     locate: Locate,
     add_reads: AddReads,
     begun: plain::Begun,
@@ -334,7 +335,7 @@ impl<R: Ring> Pipe<R> {
             // for a caller that sends.
             let id = u32::try_from(2 + 2 * index).unwrap_or(u32::MAX);
             let track = trace.clone().map(|trace| Track::new(trace, id, &named(index), naming.rounds, false));
-            LoadRecorder::new(track, helper.is_some())
+            LoadRecorder { track }
         };
         idle.extend(
             (0..driven).map(|n| Driven::new(shared.clone(), recorder_of(threaded + n), threaded + n)),
@@ -356,7 +357,7 @@ impl<R: Ring> Pipe<R> {
             }
         }
         if let (true, Some(helper)) = (overlap, helper) {
-            *own = Some(Worker::new(helper, LoadRecorder::new(None, true), workers, false));
+            *own = Some(Worker::new(helper, LoadRecorder::default(), workers, false));
         }
         Ok(Self {
             running,
@@ -365,7 +366,7 @@ impl<R: Ring> Pipe<R> {
             call: 0,
             received: 0,
             stopped: None,
-            last_fill: LoadTimes::new(Instant::now()),
+            last_fill: Duration::ZERO,
             locate,
             add_reads,
             begun: plain::Begun::default(),
@@ -583,7 +584,7 @@ impl<R: Ring> Pipe<R> {
             header.load.since = header.load.start; // nobody waits for a slot between two calls
         }
         let load = &header.load;
-        self.last_fill = *load;
+        self.last_fill = load.took();
         let now = match *overlap {
             // The caller has filled the slot itself: the end of the fill is the time of receipt.
             false => load.end.max(asked),
@@ -721,8 +722,8 @@ fn fill_inline<R: Ring>(
     }
 }
 
-/// Lets a caller that waits work as one more worker: it fills the next slots. The last fill must have been shorter
-/// than the time that it has, and have slept for less than [`HELP_LIMIT`]: a wait for a disk is longer.
+/// Lets a caller that waits work as one more worker: it fills the next slots. Its source must tell that this pays, and
+/// the last fill must have been shorter than the time that the caller has.
 /// Returns the item that it waits for when that is ready.
 fn help<R: Ring>(
     shared: &Shared<R>,
@@ -730,7 +731,7 @@ fn help<R: Ring>(
     consumer: &mut R::Consumer,
     recorder: &mut Recorder,
     waiting: &Waiting<'_, '_>,
-    last_fill: &mut LoadTimes,
+    last_fill: &mut Duration,
 ) -> Option<Received<R::Item>> {
     loop {
         let rest = match waiting {
@@ -742,15 +743,15 @@ fn help<R: Ring>(
         if !own.pays(shared) {
             return None;
         }
-        let took = last_fill.took();
+        let took = *last_fill;
         // Whether the unit that the caller waits for comes in less than half a fill: it would receive it too late.
         let soon = || shared.first_fill().is_some_and(|doing| 2 * doing.since.elapsed() > took);
-        if took >= rest || last_fill.blocked() >= HELP_LIMIT || took >= HELP_LIMIT && soon() {
+        if took >= rest || took >= HELP_LIMIT && soon() {
             return None;
         }
         let Take::Unit(unit) = shared.take(Patience::None) else { return None };
         let (ticket, times) = own.fill(shared, unit, Some(Instant::now()));
-        *last_fill = times;
+        *last_fill = times.took();
         recorder.helped(ticket, &times);
         match R::receive(consumer, &mut Waiting::Try) {
             Received::Empty => {}
@@ -775,12 +776,17 @@ mod tests {
 
     use super::ring::Sides;
     use super::*;
+    use crate::observe::log::LoadTimes;
     use crate::sync::{Consumer, ReservedSlot};
 
     type Numbered = Slots<u64, u64>;
 
-    /// Writes its unit to the slot. With `Other`, first fills and commits the slot that another worker has taken.
-    struct Numbers(Option<Other>);
+    /// Writes its unit to the slot. With `other`, first fills and commits the slot that another worker has taken.
+    #[derive(Default)]
+    struct Numbers {
+        other: Option<Other>,
+        waits_for_disk: bool,
+    }
 
     type Other = (Arc<Shared<Numbered>>, Worker<Numbered>, ReservedSlot<'static, ring::Slot<u64, u64>>);
 
@@ -788,7 +794,7 @@ mod tests {
         type Unit = u64;
 
         fn fill(&mut self, unit: &mut u64, slot: &mut u64, _: &mut Filling<'_>) -> Result<Content, Error> {
-            if let Some((shared, mut worker, taken)) = self.0.take() {
+            if let Some((shared, mut worker, taken)) = self.other.take() {
                 worker.fill(&shared, taken, None);
             }
             *slot = *unit;
@@ -796,7 +802,7 @@ mod tests {
         }
 
         fn pays(&self) -> bool {
-            true
+            !self.waits_for_disk
         }
     }
 
@@ -813,7 +819,7 @@ mod tests {
     }
 
     fn worker(source: impl Source<u64, Unit = u64> + 'static, index: usize) -> Worker<Numbered> {
-        Worker::new(Box::new(source), LoadRecorder::new(None, true), index, false)
+        Worker::new(Box::new(source), LoadRecorder::default(), index, false)
     }
 
     fn callers_recorder() -> Recorder {
@@ -825,40 +831,39 @@ mod tests {
     fn a_caller_that_helps_receives_what_a_worker_filled_meanwhile() {
         let (shared, mut consumer) = begun(3, 0..3);
         let Take::Unit(taken) = shared.take(Patience::None) else { panic!("every slot is free") };
-        let mut own = worker(Numbers(Some((shared.clone(), worker(Numbers(None), 0), taken))), 1);
+        let other = Some((shared.clone(), worker(Numbers::default(), 0), taken));
+        let mut own = worker(Numbers { other, ..Numbers::default() }, 1);
         let mut recorder = callers_recorder();
-        let mut last = LoadTimes::new(Instant::now());
+        let mut last = Duration::ZERO;
         let found = help(&shared, &mut own, &mut consumer, &mut recorder, &Waiting::Block, &mut last);
         let Some(Received::Item(first)) = found else { panic!("{found:?}") };
         assert_eq!((*first, *first.unit()), (0, 0));
-        assert_eq!(last.since, last.start, "the caller's own use is no wait for a slot");
         let next = Numbered::receive(&mut consumer, &mut Waiting::Try);
-        assert!(matches!(&next, Received::Item(own) if **own == 1), "{next:?}");
+        let Received::Item(own) = &next else { panic!("{next:?}") };
+        let LoadTimes { since, start, .. } = own.header().load;
+        assert_eq!((**own, since), (1, start), "the caller's own use is no wait for a slot");
     }
 
     #[test]
     fn a_caller_helps_unless_fills_wait_for_a_disk_or_take_longer_than_it_may_wait() {
         const TOOK: Duration = Duration::from_millis(2);
-        const HALF: Duration = Duration::from_micros(500);
         let until = |rest| Waiting::Until(Instant::now() + rest);
-        for (helps, awake, waiting) in [
-            (true, Some(TOOK), Waiting::Block),
-            (true, Some(TOOK), until(Duration::from_secs(3600))),
-            (false, Some(TOOK), until(TOOK)),
-            (false, Some(HALF), Waiting::Block),
-            (false, Some(HALF), until(Duration::from_secs(3600))),
-            (false, None, Waiting::Block),
-            (false, Some(TOOK), Waiting::Try),
+        for (helps, waits_for_disk, waiting) in [
+            (true, false, Waiting::Block),
+            (true, false, until(Duration::from_secs(3600))),
+            (false, false, until(TOOK)),
+            (false, true, Waiting::Block),
+            (false, true, until(Duration::from_secs(3600))),
+            (false, false, Waiting::Try),
         ] {
             let (shared, mut consumer) = begun(2, 7..8);
-            let mut own = worker(Numbers(None), 1);
+            let mut own = worker(Numbers { waits_for_disk, ..Numbers::default() }, 1);
             let mut recorder = callers_recorder();
-            let start = Instant::now();
-            let mut last = LoadTimes { end: start + TOOK, awake, ..LoadTimes::new(start) };
+            let mut last = TOOK;
             let found = help(&shared, &mut own, &mut consumer, &mut recorder, &waiting, &mut last);
             let has = matches!(&found, Some(Received::Item(item)) if **item == 7);
-            assert_eq!(has, helps, "{awake:?} {found:?}");
-            assert_eq!(shared.loads(), u64::from(helps), "{awake:?}");
+            assert_eq!(has, helps, "{waits_for_disk} {found:?}");
+            assert_eq!(shared.loads(), u64::from(helps), "{waits_for_disk}");
         }
     }
 
@@ -885,10 +890,9 @@ mod tests {
             while shared.first_fill().is_none_or(|doing| doing.since.elapsed() < Duration::from_millis(2)) {
                 std::thread::yield_now();
             }
-            let mut own = worker(Numbers(None), 1);
+            let mut own = worker(Numbers::default(), 1);
             let mut recorder = callers_recorder();
-            let start = Instant::now();
-            let mut last = LoadTimes { end: start + took, awake: Some(took), ..LoadTimes::new(start) };
+            let mut last = took;
             let found = help(&shared, &mut own, &mut consumer, &mut recorder, &Waiting::Block, &mut last);
             assert!(found.is_none(), "the worker has the first unit: {found:?}");
             assert_eq!(shared.loads(), 1 + u64::from(helps));
@@ -928,7 +932,7 @@ mod tests {
     #[test]
     fn a_load_knows_when_its_slot_was_freed() {
         let (shared, mut consumer) = begun(2, 0..3);
-        let mut own = worker(Numbers(None), 0);
+        let mut own = worker(Numbers::default(), 0);
         for before in [None, None, Some(0)] {
             let Take::Unit(mut taken) = shared.take(Patience::None) else { panic!("a slot is free") };
             let freed = Numbered::parts(&mut taken).1.load.freed;
@@ -1010,7 +1014,7 @@ mod tests {
         let (shared, _consumer) = begun(2, 0..0);
         for rests in [false, true] {
             let worker: Worker<Numbered> =
-                Worker::new(Box::new(Numbers(None)), LoadRecorder::new(None, true), 0, rests);
+                Worker::new(Box::new(Numbers::default()), LoadRecorder::default(), 0, rests);
             let start = Instant::now();
             for (took, short) in [(HELP_LIMIT / 2, true), (HELP_LIMIT, false)] {
                 let times = LoadTimes { end: start + took, ..LoadTimes::new(start) };

@@ -55,8 +55,7 @@ impl<T: Send + 'static, U: Send + 'static> Builder<T, U> {
     }
 
     /// Gives the caller a source of its own: `next` and `next_timeout`, while they wait, fill slots as one more
-    /// worker, as long as [`Source::pays`] returns `true` and fills sleep for less than 1 ms. Default: none. Without
-    /// overlap it is not used.
+    /// worker, as long as [`Source::pays`] returns `true`. Default: none. Without overlap it is not used.
     pub fn helper(mut self, source: impl Source<T, Unit = U>) -> Self {
         self.helper = Some(Box::new(source));
         self

@@ -40,7 +40,7 @@ pub trait Source<S: ?Sized>: Send + 'static {
     fn fill(&mut self, unit: &mut Self::Unit, slot: &mut S, at: &mut Filling<'_>) -> Result<Content, Error>;
 
     /// Whether a caller that waits may fill a slot with a source of its own ([`Builder::helper`](super::Builder::helper)):
-    /// true if a fill takes a processor, not a device. Default: `false`.
+    /// true if a fill takes a processor, and does not wait for a device. Default: `false`.
     fn pays(&self) -> bool {
         false
     }
@@ -155,9 +155,8 @@ type Fault = (&'static str, String);
 /// Longer than a process runs.
 pub(crate) const FOREVER: Duration = Duration::from_secs(1 << 31);
 
-/// How long the last fill may have slept if a waiting caller is to fill a slot. If fills take longer, it helps only in the
-/// first half of the one that it waits for. A worker for which no processor is left rests as long after each fill that
-/// took less.
+/// If fills take this long or longer, a waiting caller helps only in the first half of the one that it waits for. A worker
+/// for which no processor is left rests as long after each fill that took less.
 pub(super) const HELP_LIMIT: Duration = Duration::from_millis(1);
 
 /// How long [`Shared::take`] waits.

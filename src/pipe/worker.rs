@@ -11,7 +11,7 @@ use super::turn::{Doing, Filling, HELP_LIMIT, Patience, Shared, Source, Take};
 use crate::error::Error;
 use crate::observe::log::{LoadTimes, Ticket};
 use crate::observe::recorder::{LoadRecorder, Span};
-use crate::thread::{Clock, caught, this_thread};
+use crate::thread::caught;
 
 /// A source of a ring, of any type.
 pub(crate) type AnySource<R> = Box<dyn Source<<R as Ring>::Slot, Unit = <R as Ring>::Unit>>;
@@ -29,8 +29,6 @@ struct Lane {
 /// A fill that has begun.
 struct Begun {
     span: Span,
-    /// The clocks of the thread that began it, and the number of that thread.
-    clock: Option<(Clock, usize)>,
     /// Whose code runs.
     who: &'static str,
 }
@@ -67,9 +65,8 @@ impl Lane {
         load.since = start.unwrap_or_else(|| self.ready.max(load.since).min(now));
         (load.start, load.end) = (now, now);
         let span = self.recorder.began(ticket);
-        let clock = self.recorder.clock(now).map(|clock| (clock, this_thread()));
         shared.does(self.index, Some(Doing { ticket, since: now, place: None }));
-        Begun { span, clock, who: "source" }
+        Begun { span, who: "source" }
     }
 
     /// Ends a fill with its result, and commits the slot. A slot that was not to be filled has a result already. Returns
@@ -82,15 +79,12 @@ impl Lane {
     ) -> (Ticket, LoadTimes) {
         let (_, header) = R::parts(&mut reserved);
         let (ticket, load) = (header.ticket, &mut header.load);
-        if let Some((Begun { span, clock, .. }, result)) = filled {
+        if let Some((Begun { span, .. }, result)) = filled {
             header.result = result;
             shared.does(self.index, None);
             // The braces end the span with this call. Without `tracing` it is empty, and clippy refuses to drop it.
             { span }.record("bytes", load.bytes);
             load.end = Instant::now();
-            // A driver may end a fill on another thread than it began it on: that has other clocks.
-            let clock = clock.filter(|&(_, thread)| thread == this_thread());
-            load.awake = clock.and_then(|(clock, _)| clock.since(load.end - load.start));
             self.recorder.loaded(ticket, load);
         }
         self.ready = load.end;
@@ -251,7 +245,7 @@ impl<R: Ring> Driven<R> {
                 if waits || shared.is_closed() {
                     *left = true;
                     // Before it leaves: the last to do so completes the trace.
-                    lane.recorder = LoadRecorder::new(None, false);
+                    lane.recorder = LoadRecorder::default();
                     shared.leave();
                     break;
                 }
