@@ -10,7 +10,7 @@ use std::thread;
 use std::time::Instant;
 
 use crate::error::{BoxError, Error};
-use crate::pipe::items::{Course, Ended, Next};
+use crate::pipe::items::{Course, Next};
 use crate::pipe::options::{Options, calls_of_pipe, common};
 use crate::pipe::{self, Content, Filled, Filling, Front, Items, Pipe, Place, Slots};
 use crate::thread::name;
@@ -358,8 +358,8 @@ impl<T: Send + 'static> Course<Round<T>> for Generator<'_, T> {
         slot
     }
 
-    fn ended(&mut self, why: Ended<'_>) {
-        if matches!(why, Ended::Failed(Error::Load { .. } | Error::Panicked { .. })) {
+    fn ended(&mut self, error: Option<&Error>) {
+        if matches!(error, Some(Error::Load { .. } | Error::Panicked { .. })) {
             // This round failed: the next call makes it again, first.
             (self.base, self.granted) = (None, self.next);
         } else if let (Some(base), None) = (self.base, &self.before) {

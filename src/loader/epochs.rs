@@ -15,7 +15,7 @@ use crate::error::Error;
 use crate::observe::breakdown::Breakdown;
 #[cfg(feature = "cuda")]
 use crate::pipe::device::Cuda;
-use crate::pipe::items::{Course, Ended, Next};
+use crate::pipe::items::{Course, Next};
 use crate::pipe::memory::{Backend, Host, Item};
 use crate::pipe::options::calls_of_pipe;
 use crate::pipe::{Front, Items, Pipe, Place};
@@ -266,7 +266,7 @@ impl<B: Backend> Course<Batch<B>> for Loader<B> {
         Batch { slot }
     }
 
-    fn ended(&mut self, _: Ended<'_>) {
+    fn ended(&mut self, _: Option<&Error>) {
         self.order.last = None; // what was not started will not come
         self.pipe.retract();
     }

@@ -38,8 +38,8 @@ pub trait Course<I> {
     /// Makes the next item from a filled slot.
     fn item(&mut self, slot: <Self::Ring as Ring>::Item) -> I;
 
-    /// The iteration is over.
-    fn ended(&mut self, why: Ended<'_>);
+    /// The iteration is over: at its end, because the caller left it, or with an error, which the caller receives.
+    fn ended(&mut self, error: Option<&Error>);
 
     /// Returns the bounds of the number of items that are left.
     fn left(&self) -> (usize, Option<usize>);
@@ -58,17 +58,6 @@ pub enum Next<I> {
     Failed(Error),
 }
 
-/// Why an iteration is over.
-#[derive(Debug)]
-pub enum Ended<'e> {
-    /// It came to its end.
-    Whole,
-    /// The caller left it.
-    Left,
-    /// The caller receives this error.
-    Failed(&'e Error),
-}
-
 /// An iterator over the items of a front end: the batches of a loader, the rounds of a generator, the groups of a stream.
 ///
 /// With overlap, `next` blocks the thread until the next item is ready, [`try_next`](Self::try_next) does not wait,
@@ -85,7 +74,7 @@ pub enum Ended<'e> {
 #[must_use = "items are delivered only by iterating"]
 pub struct Items<'f, F: Front> {
     front: Held<'f, F>,
-    ended: bool,
+    pub(super) ended: bool,
 }
 
 /// The front end of an iterator.
@@ -118,11 +107,6 @@ impl<'f, F: Front> Items<'f, F> {
             Held::Own(front) => front,
             Held::Gone => unreachable!("given back by what consumes the iterator"),
         }
-    }
-
-    /// Lets the iteration go on after an error ended it.
-    pub(super) fn go_on(&mut self) {
-        self.ended = false;
     }
 
     /// Returns the next item, without waiting for a worker. Returns [`Poll::Pending`] if it is not filled, and
@@ -190,7 +174,7 @@ impl<'f, F: Front> Items<'f, F> {
     #[must_use = "otherwise drop the iterator"]
     pub fn into_front(mut self) -> Option<F> {
         if !self.ended {
-            self.end(Ended::Left);
+            self.end(None);
         }
         match mem::replace(&mut self.front, Held::Gone) {
             Held::Own(front) => Some(*front),
@@ -225,24 +209,24 @@ impl<'f, F: Front> Items<'f, F> {
         Poll::Ready(match found {
             Ok(Some(slot)) => Some(Ok(self.front_mut().item(slot))),
             Ok(None) => {
-                self.end(Ended::Whole);
+                self.end(None);
                 None
             }
             Err(error) => {
-                self.end(Ended::Failed(&error));
+                self.end(Some(&error));
                 Some(Err(error))
             }
         })
     }
 
-    fn end(&mut self, why: Ended<'_>) {
+    fn end(&mut self, error: Option<&Error>) {
         self.ended = true;
         // In a forked process the trace belongs to the parent.
         if !self.front().pipe().is_foreign() {
             self.front_mut().pipe_mut().ended(Instant::now());
         }
         if !self.front().pipe().is_orphaned() {
-            self.front_mut().ended(why);
+            self.front_mut().ended(error);
         }
     }
 }
@@ -291,11 +275,11 @@ where
 
 impl<F: Front> Drop for Items<'_, F> {
     fn drop(&mut self) {
-        if !self.ended && !matches!(self.front, Held::Gone) {
-            self.end(Ended::Left);
+        if !self.ended {
+            self.end(None);
         }
     }
 }
 
 debug!([F: Front] Items['_, F], |items|
-    next: (!matches!(items.front, Held::Gone)).then(|| items.front().place()), ended: items.ended);
+    next: items.front().place(), ended: items.ended);

@@ -436,7 +436,7 @@ impl<R: Ring> Pipe<R> {
 
     /// Lets no further units of the call start. Returns how many were started.
     pub(crate) fn retract(&mut self) -> u64 {
-        if self.is_orphaned() { self.received } else { self.running.shared.retract() }
+        self.running.shared.retract()
     }
 
     /// The epoch of this unit begins.

@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use super::items::{Course, Ended, Front, Items, Next};
+use super::items::{Course, Front, Items, Next};
 use super::memory::check_memory;
 use super::options::{Options, common};
 use super::ring::{Place, Ring, Slot, Slots};
@@ -185,7 +185,7 @@ impl<R: Ring> Pipe<R> {
 impl<R: Ring> Items<'_, Pipe<R>> {
     /// Lets `granted` units of the call be started in all, and after an error passes over the unit that failed.
     pub fn resume(&mut self, granted: u64) {
-        self.go_on();
+        self.ended = false;
         let pipe = self.front_mut();
         pipe.pass_over();
         pipe.grant(granted);
@@ -244,7 +244,7 @@ impl<R: Ring> Course<R::Item> for Pipe<R> {
         slot
     }
 
-    fn ended(&mut self, _: Ended<'_>) {
+    fn ended(&mut self, _: Option<&Error>) {
         self.stopped.get_or_insert(Stopped::Left);
         self.retract();
     }

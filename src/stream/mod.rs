@@ -27,7 +27,7 @@ pub use self::group::{Group, View};
 use self::schedule::{Order, Schedule};
 use crate::error::Error;
 use crate::observe::report::{Kind, Report};
-use crate::pipe::items::{Course, Ended, Next};
+use crate::pipe::items::{Course, Next};
 use crate::pipe::memory::{Backend, Host, Item, LEAST, Memory, MemoryLimit, Taken, check_memory, too_large};
 use crate::pipe::options::{Options, calls_of_pipe, common};
 use crate::pipe::ring::Sides;
@@ -411,7 +411,7 @@ impl<B: Backend> Course<Group<B>> for TensorStream<B> {
         self.group(group, self.kept_group(group).map_or(GroupPlace::Slot(slot), GroupPlace::Kept))
     }
 
-    fn ended(&mut self, _: Ended<'_>) {
+    fn ended(&mut self, _: Option<&Error>) {
         // Without groups it is no pass, or one with an invalid order, which ended the pipe's order.
         let (groups, at) = (mem::take(&mut self.order).len(), mem::take(&mut self.at));
         (self.failed, self.flowing) = (None, self.cycle && groups > 0 && at == groups);
