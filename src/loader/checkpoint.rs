@@ -104,9 +104,8 @@ pub(crate) struct Start {
     pub(crate) step: u64,
     /// The batches of that epoch. If it began with another plan, those that are left.
     pub(crate) rest: RemainingEpoch,
-    /// What a checkpoint in that epoch belongs to, and one in a later epoch.
+    /// What a checkpoint in that epoch belongs to.
     pub(crate) identity: Arc<Identity>,
-    pub(crate) later: Arc<Identity>,
 }
 
 impl Checkpoint {
@@ -134,8 +133,7 @@ impl Checkpoint {
         (self.epoch, self.step) = (self.epoch.saturating_add(1), 0);
         if let Some(identity) = &mut self.identity {
             let end = identity.rest().map_or(0, |rest| rest.max_steps());
-            identity.before.clear();
-            identity.trained = (self.epoch, identity.trained.1.saturating_add(end));
+            identity.end_epoch(end);
         }
         self
     }
@@ -159,11 +157,12 @@ impl Checkpoint {
         if let Some(Identity { record_bytes, fingerprint, .. }) = self.identity {
             (own.record_bytes, own.fingerprint) = (record_bytes, fingerprint);
         }
-        let Start { epoch, step, rest, later, .. } = Arc::new(own).resume(plan, self)?;
+        let Start { epoch, step, rest, identity } = Arc::new(own).resume(plan, self)?;
         if epoch >= epochs {
             return Ok(0);
         }
-        let after = plan.steps_between(epoch + 1..epochs, later.steps_before(epoch + 1));
+        let trained = identity.steps_before(epoch).saturating_add(rest.max_steps());
+        let after = plan.steps_between(epoch + 1..epochs, trained);
         Ok(rest.end().saturating_sub(step).saturating_add(after))
     }
 
@@ -191,6 +190,13 @@ impl Identity {
         trained.saturating_add(self.plan.steps_between(from..epoch, trained))
     }
 
+    /// Goes from the epoch of `trained` to the next one. `steps` are those of the epoch.
+    pub(crate) fn end_epoch(&mut self, steps: u64) {
+        let (epoch, trained) = self.trained;
+        self.before.clear();
+        self.trained = (epoch.saturating_add(1), trained.saturating_add(steps));
+    }
+
     /// Returns the checkpoint at a step.
     pub(crate) fn at(&self, epoch: u64, step: u64) -> Checkpoint {
         let identity = Self { trained: (epoch, self.steps_before(epoch)), ..self.clone() };
@@ -204,8 +210,7 @@ impl Identity {
 
     /// Returns a start in an epoch of this plan alone. `plan` is the loader's plan with its own rank.
     pub(crate) fn start(self: &Arc<Self>, plan: &Plan, epoch: u64, step: u64) -> Start {
-        let (identity, later) = (self.clone(), self.clone());
-        Start { epoch, step, rest: plan.epoch_after(self.steps_before(epoch)), identity, later }
+        Start { epoch, step, rest: plan.epoch_after(self.steps_before(epoch)), identity: self.clone() }
     }
 
     /// Returns where this loader continues from `checkpoint`. `plan` is the loader's plan with its own rank; `self.plan`
@@ -252,14 +257,9 @@ impl Identity {
             (epoch, step) = next.unwrap_or((epoch, own.steps(epoch)));
             (trained, before) = (trained.saturating_add(end), Vec::new());
         }
+        let rest = plan.resume(trained, &before).map_err(wrong)?;
         let identity = Arc::new(Self { before, trained: (epoch, trained), ..(**self).clone() });
-        if identity.before.is_empty() && trained == self.steps_before(epoch) {
-            return Ok(self.start(plan, epoch, step));
-        }
-        let rest = plan.resume(trained, &identity.before).map_err(wrong)?;
-        let after = (epoch.saturating_add(1), trained.saturating_add(rest.max_steps()));
-        let later = Arc::new(Self { before: Vec::new(), trained: after, ..(**self).clone() });
-        Ok(Start { epoch, step, rest, identity, later })
+        Ok(Start { epoch, step, rest, identity })
     }
 }
 

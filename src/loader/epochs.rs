@@ -75,8 +75,8 @@ impl<B: Backend> Loader<B> {
     /// has no batches.
     fn begin(&mut self, start: Start, last: Option<u64>) {
         let Self { pipe, order, .. } = self;
-        let Start { epoch, step, rest, identity, later } = start;
-        (order.rest, order.identity, order.later) = (rest, identity, later);
+        let Start { epoch, step, rest, identity } = start;
+        (order.rest, order.identity) = (rest, identity);
         // The report counts the epochs, and so numbers them.
         order.next = Place { ordinal: pipe.recorder().report.epochs, epoch, step };
         order.last = last.filter(|&last| epoch <= last);
@@ -302,25 +302,25 @@ pub(super) struct Order {
     next: Place,
     /// The batches of the epoch of `next`.
     rest: RemainingEpoch,
-    /// What a checkpoint in that epoch belongs to, and one in a later epoch. They differ from `own` if the training began
-    /// with another plan.
+    /// What a checkpoint in that epoch belongs to. It differs from `own` if the training began with another plan.
     identity: Arc<Identity>,
-    later: Arc<Identity>,
 }
 
 impl Order {
     pub(super) fn new(plan: Plan, identity: Identity, layout: Layout, files: Vec<Arc<Reader>>) -> Self {
         let (own, layout, next, last) = (Arc::new(identity), Arc::new(layout), Place::default(), None);
-        let Start { rest, identity, later, .. } = own.start(&plan, next.epoch, next.step);
-        Self { plan, own, layout, files, hints: true, last, next, rest, identity, later }
+        let Start { rest, identity, .. } = own.start(&plan, next.epoch, next.step);
+        Self { plan, own, layout, files, hints: true, last, next, rest, identity }
     }
 
     /// Goes to the first batch of a later epoch.
     fn go_to(&mut self, epoch: u64) {
         let ordinal = self.next.ordinal.saturating_add(epoch - self.next.epoch);
+        if !self.identity.before.is_empty() {
+            Arc::make_mut(&mut self.identity).end_epoch(self.rest.max_steps());
+        }
         self.next = Place { ordinal, epoch, step: 0 };
-        self.rest = self.plan.epoch_after(self.later.steps_before(self.next.epoch));
-        self.identity = self.later.clone();
+        self.rest = self.plan.epoch_after(self.identity.steps_before(epoch));
     }
 
     fn is_in_last(&self) -> bool {
