@@ -58,7 +58,7 @@ impl<S: DerefMut<Target = [u8]> + ?Sized> Source<S> for Reader {
     type Unit = Records;
 
     fn fill(&mut self, records: &mut Records, slot: &mut S, at: &mut Filling<'_>) -> Result<Content, Error> {
-        self.go_on(&mut Progress::default(), records, slot, at)
+        self.go_on(&mut Progress::default(), records, slot, at).map(Content::Bytes)
     }
 
     /// True if all fields are files in memory: a fill then waits for no disk, and runs no code of the caller.
@@ -69,14 +69,14 @@ impl<S: DerefMut<Target = [u8]> + ?Sized> Source<S> for Reader {
 }
 
 impl Reader {
-    /// Fills the slot from where the fill is.
+    /// Fills the slot from where the fill is. Returns the bytes of all fields.
     fn go_on(
         &mut self,
         progress: &mut Progress,
         records: &mut Records,
         slot: &mut [u8],
         at: &mut Filling<'_>,
-    ) -> Result<Content, Error> {
+    ) -> Result<usize, Error> {
         let Records { plan, layout, offsets, .. } = records;
         let mut len = 0;
         while let Some(field) = self.fields.get_mut(progress.fields) {
@@ -110,7 +110,7 @@ impl Reader {
             slot[len..].iter_mut().take(len.next_multiple_of(ALIGN) - len).for_each(|byte| *byte = 0);
             *progress = Progress { fields: index + 1, ..Progress::default() };
         }
-        Ok(Content::Bytes(len))
+        Ok(len)
     }
 }
 
@@ -143,7 +143,23 @@ impl FieldReader {
                 lengths => lengths.iter().fold(0, |sum: usize, &len| sum.saturating_add(len)),
             };
             let room = transforms.first_mut().map_or(&mut *out, |first| &mut first.scratch);
-            read(&mut **dataset, files.as_deref(), part, progress.fields, wanted, room, at)?;
+            let found = room.len();
+            let Some(room) = room.get_mut(..wanted) else {
+                let (wanted, found) = (wanted as u64, found as u64);
+                return Err(at.failed(twinbuf_mmap::Error::BufferTooSmall { wanted, found }));
+            };
+            at.reads(progress.fields, part.first());
+            let calls = FileRecords::read_calls();
+            let read = match files {
+                Some(files) => files.read(part, room).map_err(Into::into),
+                None => dataset.read(part, room),
+            };
+            at.times.io_calls += FileRecords::read_calls() - calls;
+            match read {
+                Ok(found) if found == wanted => at.read_bytes(wanted),
+                Ok(found) => return Err(Error::Length { at: at.at(), wanted, found }),
+                Err(source) => return Err(at.failed(source)),
+            }
             if transforms.is_empty() {
                 return Ok(wanted);
             }
@@ -157,38 +173,6 @@ impl FieldReader {
         at.times.transform += since.elapsed();
         progress.since = None;
         Ok(made)
-    }
-}
-
-/// Reads the `wanted` bytes of some records of field `index` to the start of `room`.
-fn read(
-    dataset: &mut dyn Dataset,
-    files: Option<&twinbuf_mmap::Reader>,
-    part: &BatchIndices,
-    index: usize,
-    wanted: usize,
-    room: &mut [u8],
-    at: &mut Filling<'_>,
-) -> Result<(), Error> {
-    let found = room.len();
-    let Some(out) = room.get_mut(..wanted) else {
-        let (wanted, found) = (wanted as u64, found as u64);
-        return Err(at.failed(twinbuf_mmap::Error::BufferTooSmall { wanted, found }));
-    };
-    at.reads(index, part.first());
-    let calls = FileRecords::read_calls();
-    let read = match files {
-        Some(files) => files.read(part, out).map_err(Into::into),
-        None => dataset.read(part, out),
-    };
-    at.times.io_calls += FileRecords::read_calls() - calls;
-    match read {
-        Ok(found) if found == wanted => {
-            at.read_bytes(wanted);
-            Ok(())
-        }
-        Ok(found) => Err(Error::Length { at: at.at(), wanted, found }),
-        Err(source) => Err(at.failed(source)),
     }
 }
 
@@ -300,25 +284,23 @@ fn is_put_off<B: Backend>(
     let (records, slot, mut at) = fill.parts();
     // If this panics, the next fill begins anew.
     let mut progress = mem::take(kept);
-    match reader.go_on(&mut progress, records, slot, &mut at) {
-        Ok(Content::Bytes(bytes)) => fill.commit(bytes),
-        Ok(Content::End) => fill.end(),
-        Err(error) => {
-            let source = match &error {
-                Error::Load { source, .. } | Error::Transform { source, .. } => {
-                    source.downcast_ref::<io::Error>()
-                }
-                _ => None,
-            };
-            if source.is_some_and(|source| source.kind() == io::ErrorKind::WouldBlock) {
-                *kept = progress;
-                fill.suspend();
-                return true;
-            }
-            fill.fail(error);
+    let filled = reader.go_on(&mut progress, records, slot, &mut at);
+    let source = match &filled {
+        Err(Error::Load { source, .. } | Error::Transform { source, .. }) => {
+            source.downcast_ref::<io::Error>()
         }
+        _ => None,
+    };
+    let put_off = source.is_some_and(|source| source.kind() == io::ErrorKind::WouldBlock);
+    match filled {
+        _ if put_off => {
+            *kept = progress;
+            fill.suspend();
+        }
+        Ok(bytes) => fill.commit(bytes),
+        Err(error) => fill.fail(error),
     }
-    false
+    put_off
 }
 
 debug!([B: Backend] Driven[B], |driven| worker: driven.worker);
