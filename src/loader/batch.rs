@@ -16,7 +16,7 @@ use super::layout::{Field, Layout};
 use crate::error::{At, Error};
 #[cfg(feature = "cuda")]
 use crate::pipe::device::Cuda;
-use crate::pipe::memory::{Backend, Host, Item, Taken, for_slot};
+use crate::pipe::memory::{Backend, Host, Item, for_slot};
 use crate::pipe::ring::Sides;
 use crate::transform::{RecordType, fits};
 
@@ -90,10 +90,8 @@ impl<B: Backend> Batch<B> {
     /// [`Error::Field`] if the field does not exist.
     pub fn field_type(&self, field: usize) -> Result<&RecordType, Error> {
         let fields = &self.records().layout.fields;
-        fields.get(field).map(Field::record).ok_or_else(|| {
-            let (wanted, found) = (format!("a field below {}", fields.len()), field.to_string());
-            Error::Field { at: self.at(), field, wanted, found }
-        })
+        let wanted = || format!("a field below {}", fields.len());
+        fields.get(field).map(Field::record).ok_or_else(|| self.refuse(field, wanted(), field.to_string()))
     }
 
     /// Returns the number of fields.
@@ -112,6 +110,10 @@ impl<B: Backend> Batch<B> {
 
     fn at(&self) -> At {
         At { loader: self.records().layout.name.clone(), epoch: self.epoch(), step: Some(self.step()) }
+    }
+
+    fn refuse(&self, field: usize, wanted: String, found: String) -> Error {
+        Error::Field { at: self.at(), field, wanted, found }
     }
 }
 
@@ -139,10 +141,8 @@ impl Batch {
     ///
     /// [`Error::Field`], as for [`cast`](Self::cast).
     pub fn cast_mut<T: AnyBitPattern + NoUninit>(&mut self) -> Result<&mut [T], Error> {
-        self.count_fields(1)?;
-        let range = self.field_range::<T>(0)?;
-        let error = self.not_whole::<T>(0, range.len());
-        bytemuck::try_cast_slice_mut(&mut self[range]).map_err(|_| error)
+        let bytes = size_of_val(self.cast::<T>()?);
+        Ok(bytemuck::cast_slice_mut(&mut self[..bytes]))
     }
 
     /// Returns all fields of a batch with several data sets ([`Fields`](crate::loader::Fields)) as slices, without a
@@ -168,8 +168,15 @@ impl Batch {
     /// [`Error::Field`]: the field does not exist, `T` does not match its type, or its size is not a multiple of the size
     /// of `T`, or the field is not aligned for `T`.
     pub fn field<T: AnyBitPattern>(&self, field: usize) -> Result<&[T], Error> {
-        let bytes = &self[self.field_range::<T>(field)?];
-        bytemuck::try_cast_slice(bytes).map_err(|_| self.not_whole::<T>(field, bytes.len()))
+        let (of, name) = (self.field_type(field)?, type_name::<T>());
+        if !fits::<T>(of.dtype()) {
+            return Err(self.refuse(field, of.to_string(), name.to_string()));
+        }
+        // The range is empty if the slot does not have these bytes, as after a failed fill.
+        let bytes = &self[self.range(field).filter(|range| range.end <= self.len()).unwrap_or_default()];
+        let found = || format!("{} bytes", bytes.len());
+        bytemuck::try_cast_slice(bytes)
+            .map_err(|_| self.refuse(field, format!("a whole number of {name}"), found()))
     }
 
     /// Returns the bytes of one record. `record` is the index in the batch, from 0. If the batch has several fields,
@@ -209,24 +216,12 @@ impl Batch {
         self.records().offsets.get(field).map(Vec::as_slice).filter(|offsets| !offsets.is_empty())
     }
 
-    /// Returns the range of a field in the slot, or an error if its elements cannot be read as `T`.
-    fn field_range<T: AnyBitPattern>(&self, field: usize) -> Result<Range<usize>, Error> {
-        let of = self.field_type(field)?;
-        if !fits::<T>(of.dtype()) {
-            let (wanted, found) = (format!("{of}"), type_name::<T>().to_string());
-            return Err(Error::Field { at: self.at(), field, wanted, found });
-        }
-        // The range is empty if the slot does not have these bytes, as after a failed fill.
-        Ok(self.range(field).filter(|range| range.end <= self.len()).unwrap_or_default())
-    }
-
     fn count_fields(&self, found: usize) -> Result<(), Error> {
         let fields = self.field_count();
         if found == fields {
             return Ok(());
         }
-        let (wanted, found) = (format!("types for {fields} fields"), found.to_string());
-        Err(Error::Field { at: self.at(), field: 0, wanted, found })
+        Err(self.refuse(0, format!("types for {fields} fields"), found.to_string()))
     }
 
     /// Takes the memory out of the slot, to keep the batch for a long time without a copy. The loader allocates new
@@ -243,7 +238,12 @@ impl Batch {
     /// - [`Error::Option`]: the new memory cannot be allocated, or the caller provided the memory of the slots
     ///   ([`slots`](crate::loader::LoaderBuilder::slots)).
     pub fn into_buffer(mut self) -> Result<Buffer, Box<(Self, Error)>> {
-        let (other, taken) = match self.other_memory() {
+        let layout = &self.records().layout;
+        let other = match layout.lent {
+            true => Err(Error::option("slots", "slots in memory of the loader's own", "the caller's")),
+            false => for_slot(self.slot.len(), layout.taken.as_ref()),
+        };
+        let (other, taken) = match other {
             Ok(memory) => memory,
             Err(error) => return Err(Box::new((self, error))),
         };
@@ -253,20 +253,6 @@ impl Batch {
         // SAFETY: the new buffer owns `own`, which owns the bytes. Moving `own` does not move them, and nothing else
         // reaches it.
         Ok(unsafe { Buffer::lent(start, len, (own, taken)) })
-    }
-
-    /// Allocates new memory for the slot, and takes it from the memory limit.
-    fn other_memory(&self) -> Result<(Buffer, Option<Taken>), Error> {
-        let (layout, len) = (&self.records().layout, self.slot.len());
-        if layout.lent {
-            return Err(Error::option("slots", "slots in memory of the loader's own", "the caller's"));
-        }
-        for_slot(len, layout.taken.as_ref())
-    }
-
-    fn not_whole<T>(&self, field: usize, found: usize) -> Error {
-        let wanted = format!("a whole number of {}", type_name::<T>());
-        Error::Field { at: self.at(), field, wanted, found: format!("{found} bytes") }
     }
 }
 
