@@ -70,15 +70,11 @@ pub(crate) fn name(loader: Option<&str>, row: &str) -> String {
 /// Runs foreign code, a drop for example. Returns the message of its panic.
 pub(crate) fn caught<T>(call: impl FnOnce() -> T) -> Result<T, String> {
     catch_unwind(AssertUnwindSafe(call)).map_err(|panic| {
-        let message = panic_message(&*panic);
+        let owned = panic.downcast_ref::<String>().map(String::as_str);
+        let text = panic.downcast_ref::<&str>().copied().or(owned);
+        let message = text.unwrap_or("(a panic without a message)").to_string();
         // The drop of the panic's value is foreign code too. If that panics, leak the value of that panic.
         let _ = catch_unwind(AssertUnwindSafe(|| drop(panic))).map_err(mem::forget);
         message
     })
-}
-
-pub(crate) fn panic_message(panic: &(dyn std::any::Any + Send)) -> String {
-    let owned = panic.downcast_ref::<String>().map(String::as_str);
-    let text = panic.downcast_ref::<&str>().copied().or(owned);
-    text.unwrap_or("(a panic without a message)").to_string()
 }

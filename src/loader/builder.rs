@@ -301,7 +301,6 @@ impl<B: Backend> LoaderBuilder<B> {
     pub fn build(self) -> Result<Loader<B>, Error> {
         let mut layout = self.layout()?;
         let Self { backend, mut options, own } = self;
-        let workers_with_overlap = own.workers;
         let Own { mut datasets, plan, hints, read_mode, mut transforms, lent, memory_limit, driven, .. } =
             own;
         let (Depths { workers, helpers, host: depth, .. }, slot) = (layout.depths, layout.slot);
@@ -345,7 +344,7 @@ impl<B: Backend> LoaderBuilder<B> {
         let memory = Memory { slot, depth, lent, sum: &layout, trace: trace.clone(), options: &options };
         let counted = files.clone();
         let add_reads = Box::new(move |mut report: Report| {
-            report.workers_with_overlap = workers_with_overlap;
+            report.workers_with_overlap = own.workers;
             (report.needs_clones, report.limited) = (workers + helpers == 1, limited);
             report.with_reading(&counted)
         });

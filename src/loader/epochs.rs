@@ -250,7 +250,7 @@ impl<B: Backend> Course<Batch<B>> for Loader<B> {
             // none at all, it has none in later epochs either: of those without an end, the last would not come.
             let later = if order.next.step == 0 { last } else { order.next.epoch.saturating_add(1) };
             order.next.step = order.rest.max_steps();
-            if order.is_in_last() {
+            if order.next.epoch == last {
                 return Next::End;
             }
             pipe.epoch_ended(Instant::now());
@@ -322,10 +322,6 @@ impl Order {
         self.next = Place { ordinal, epoch, step: 0 };
         self.rest = self.plan.epoch_after(self.identity.steps_before(epoch));
     }
-
-    fn is_in_last(&self) -> bool {
-        self.last == Some(self.next.epoch)
-    }
 }
 
 impl Iterator for Order {
@@ -345,7 +341,7 @@ impl Iterator for Order {
                 return Some((place, Records { plan, identity, layout, offsets: Vec::new() }));
             }
             // If an epoch has no step, later epochs have none either, and without this check there would be no end.
-            if place.step == 0 || self.is_in_last() {
+            if place.step == 0 || self.last == Some(place.epoch) {
                 return None;
             }
             self.go_to(place.epoch + 1);

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use twinbuf_mmap::{LastBatch, Plan, RecordList};
 
 use crate::dataset::Dataset;
-use crate::error::{BoxError, Error};
+use crate::error::Error;
 use crate::pipe::memory::{MemoryLimit, Taken, too_large};
 use crate::transform::{RecordTransform, RecordType};
 
@@ -67,9 +67,18 @@ impl Field {
         list: &RecordList,
     ) -> Result<Self, Error> {
         let record_bytes = dataset.record_bytes();
-        let mut first = match dataset.element() {
-            Some((dtype, shape)) => typed(dataset, RecordType::new(dtype, shape))?,
+        let mut first = match dataset.element().map(|(dtype, shape)| RecordType::new(dtype, shape)) {
             None => RecordType::bytes(record_bytes),
+            Some(Ok(record)) if record.len() == record_bytes => record,
+            Some(other) => {
+                let found = other.map(|record| format!("{record}, which is {} bytes", record.len()));
+                let wanted = format!("elements of {record_bytes} bytes a record in {}", dataset.name());
+                return Err(Error::option(
+                    "dataset",
+                    wanted,
+                    found.unwrap_or_else(|error| error.to_string()),
+                ));
+            }
         };
         // A batch of the first record. If `lengths` returns `Some` for it, the lengths of the data set's records vary.
         let one = Plan::builder(1).build().ok().and_then(|plan| plan.batch(0, 0));
@@ -91,7 +100,8 @@ impl Field {
             Some(files) => files.most_bytes(records, list),
             None => records.saturating_mul(field.record().len() as u64),
         };
-        Ok(Self { room: usize::try_from(room).unwrap_or(usize::MAX), ..field })
+        field.room = count(room);
+        Ok(field)
     }
 
     /// Returns a record in the slot.
@@ -153,7 +163,7 @@ impl Layout {
     }
 }
 
-/// Converts the number of records that are in memory, which therefore fits `usize`.
+/// Converts a number of records or bytes: what is in memory fits `usize`, and `usize::MAX` does not fit the memory.
 pub(super) fn count(records: u64) -> usize {
     usize::try_from(records).unwrap_or(usize::MAX)
 }
@@ -161,17 +171,6 @@ pub(super) fn count(records: u64) -> usize {
 /// Returns the size of `records` records in bytes, or `usize::MAX` on overflow. A batch of a built loader fits a slot.
 pub(super) fn bytes(records: u64, record_bytes: usize) -> usize {
     count(records).saturating_mul(record_bytes)
-}
-
-/// Returns an error if the element type and the shape of a data set do not give records of its size.
-fn typed(dataset: &dyn Dataset, record: Result<RecordType, BoxError>) -> Result<RecordType, Error> {
-    let found = match record {
-        Ok(record) if record.len() == dataset.record_bytes() => return Ok(record),
-        Ok(record) => format!("{record}, which is {} bytes", record.len()),
-        Err(error) => error.to_string(),
-    };
-    let wanted = format!("elements of {} bytes a record in {}", dataset.record_bytes(), dataset.name());
-    Err(Error::option("dataset", wanted, found))
 }
 
 /// Prints what the memory is for.
