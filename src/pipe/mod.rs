@@ -305,7 +305,7 @@ impl<R: Ring> Pipe<R> {
             Kind::Batches | Kind::Groups => "read",
         };
         let threaded = if overlap { sources.len() } else { 0 };
-        let workers = (sources.len() + driven).max(1);
+        let workers = sources.len() + driven;
         let processors = match helper {
             Some(_) => std::thread::available_parallelism().map_or(1, usize::from),
             None => usize::MAX,
@@ -351,7 +351,7 @@ impl<R: Ring> Pipe<R> {
             match thread::Builder::new().name(name).spawn(move || worker.run(&of)) {
                 Ok(thread) => threads.push(thread),
                 Err(error) => {
-                    shared.never_came(threaded - index);
+                    (index..threaded).for_each(|_| shared.leave()); // these never came
                     return Err(Error::Spawn(error));
                 }
             }

@@ -479,12 +479,6 @@ impl<R: Ring> Shared<R> {
         mail.alive <= most
     }
 
-    /// Counts out workers whose threads could not be started.
-    pub(super) fn never_came(&self, workers: usize) {
-        let mut mail = lock(&self.mail);
-        (mail.running, mail.alive) = (mail.running - workers, mail.alive - workers);
-    }
-
     /// Units started so far.
     pub(super) fn loads(&self) -> u64 {
         self.loads.load(Ordering::Relaxed)
