@@ -2,7 +2,6 @@
 
 use std::future::poll_fn;
 use std::iter::FusedIterator;
-use std::mem;
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
@@ -80,9 +79,8 @@ pub struct Items<'f, F: Front> {
 /// The front end of an iterator.
 enum Held<'f, F> {
     Lent(&'f mut F),
-    Own(Box<F>),
-    /// Given back: the iterator is over.
-    Gone,
+    /// `None` once it is given back: the iterator is over.
+    Own(Option<Box<F>>),
 }
 
 impl<'f, F: Front> Items<'f, F> {
@@ -96,16 +94,14 @@ impl<'f, F: Front> Items<'f, F> {
     pub(crate) fn front(&self) -> &F {
         match &self.front {
             Held::Lent(front) => front,
-            Held::Own(front) => front,
-            Held::Gone => unreachable!("given back by what consumes the iterator"),
+            Held::Own(front) => front.as_deref().expect("given back by what consumes the iterator"),
         }
     }
 
     pub(super) fn front_mut(&mut self) -> &mut F {
         match &mut self.front {
             Held::Lent(front) => front,
-            Held::Own(front) => front,
-            Held::Gone => unreachable!("given back by what consumes the iterator"),
+            Held::Own(front) => front.as_deref_mut().expect("given back by what consumes the iterator"),
         }
     }
 
@@ -176,9 +172,9 @@ impl<'f, F: Front> Items<'f, F> {
         if !self.ended {
             self.end(None);
         }
-        match mem::replace(&mut self.front, Held::Gone) {
-            Held::Own(front) => Some(*front),
-            _ => None,
+        match &mut self.front {
+            Held::Lent(_) => None,
+            Held::Own(front) => front.take().map(|front| *front),
         }
     }
 
@@ -234,7 +230,7 @@ impl<'f, F: Front> Items<'f, F> {
 impl<F: Front> Items<'static, F> {
     /// Iterates as [`lent`](Self::lent) does, but owns the front end.
     pub fn owned(front: F) -> Self {
-        Self { front: Held::Own(Box::new(front)), ended: false }
+        Self { front: Held::Own(Some(Box::new(front))), ended: false }
     }
 }
 
