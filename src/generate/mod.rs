@@ -237,16 +237,14 @@ impl<'h, T: Send + 'static> GeneratorBuilder<'h, T> {
     /// - [`Error::Spawn`]: the system could not start a thread.
     pub fn build(self) -> Result<Generator<'h, T>, Error> {
         let Self { slots, make, before, options } = self;
-        let pipe = pipe::builder(slots).worker(Maker { make }).rounds().with(options).build()?;
+        let pipe = pipe::builder(slots).worker(Maker(make)).rounds().with(options).build()?;
         let (base, next, end, granted, started) = (None, 0, 0, 0, Instant::now());
         Ok(Generator { pipe, before, base, next, end, started, granted, hook_failed: None })
     }
 }
 
 /// The source of the pipe: calls the closure.
-struct Maker<T> {
-    make: Make<T>,
-}
+struct Maker<T>(Make<T>);
 
 impl<T: 'static> pipe::Source<T> for Maker<T> {
     type Unit = u64;
@@ -255,7 +253,7 @@ impl<T: 'static> pipe::Source<T> for Maker<T> {
         at.runs("closure");
         let bytes = size_of::<T>();
         at.read_bytes(bytes);
-        (self.make)(*round, slot).map_err(|source| at.failed(source))?;
+        (self.0)(*round, slot).map_err(|source| at.failed(source))?;
         Ok(Content::Bytes(bytes))
     }
 }
