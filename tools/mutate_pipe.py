@@ -25,7 +25,7 @@ TURN, WORKER, MOD, RING, ITEMS, PLAIN = (
 MUTANTS = [
     # The turn.
     (TURN, "the caller waits for the turn", "Err(TryLockError::WouldBlock) if patience == Patience::None => return Take::InUse,", "Err(TryLockError::WouldBlock) if false => return Take::InUse,"),
-    (TURN, "a unit is taken without a free slot", "if !R::wait_free(producer, until) {", "if !R::wait_free(producer, until) && false {"),
+    (TURN, "a unit is taken without a free slot", "if !R::wait_free(producer, None) {", "if !R::wait_free(producer, None) && false {"),
     (TURN, "a closed pipe starts units", "            if mail.closed {\n                return Take::Idle;", "            if mail.closed && false {\n                return Take::Idle;"),
     (TURN, "only the first order is fetched", "if let Some(posted) = mail.posted.take() {", "if let Some(posted) = mail.posted.take().filter(|_| mail.call < 2) {"),
     (TURN, "more is started than is granted", "} else if mail.stops == 0 && mail.started < mail.granted {", "} else if mail.stops == 0 && mail.started <= mail.granted {"),

@@ -297,11 +297,6 @@ impl LoadRecorder {
         track.write_if_due(load.end);
     }
 
-    /// Writes the gathered events to the trace if they are due. To be called before something that may take long.
-    pub(crate) fn write_if_due(&mut self, now: Instant) {
-        self.track.iter_mut().for_each(|track| track.write_if_due(now));
-    }
-
     pub(crate) fn flush(&mut self) {
         self.track.iter_mut().for_each(Track::flush);
     }

@@ -226,13 +226,16 @@ impl<R: Ring> Shared<R> {
         let Some(Turn { producer, posted: Posted { order, length } }) = &mut *turn else {
             return Take::InUse;
         };
-        let until = match patience {
-            Patience::None => None,
-            Patience::Slot(until) => Some(until),
-            Patience::Worker | Patience::Idle => Some(Instant::now() + FOREVER),
-        };
-        if !R::wait_free(producer, until) {
-            return Take::InUse;
+        // Most slots are free already: then the clock is not read.
+        if !R::wait_free(producer, None) {
+            let until = match patience {
+                Patience::None => return Take::InUse,
+                Patience::Slot(until) => until,
+                Patience::Worker | Patience::Idle => Instant::now() + FOREVER,
+            };
+            if !R::wait_free(producer, Some(until)) {
+                return Take::InUse;
+            }
         }
         let mut mail = lock(&self.mail);
         loop {

@@ -36,11 +36,7 @@ struct Begun {
 impl Lane {
     /// Waits for the next slot and its unit. Returns no unit once the pipe is closed.
     fn take<R: Ring>(&mut self, shared: &Shared<R>) -> Take<R> {
-        let mut taken = shared.take(Patience::None);
-        if let Take::InUse = taken {
-            self.recorder.write_if_due(self.ready);
-            taken = shared.take(Patience::Worker);
-        }
+        let mut taken = shared.take(Patience::Worker);
         if let Take::Idle = taken {
             // Write the recorded events to the trace file before a wait for the caller's next request.
             self.recorder.flush();
