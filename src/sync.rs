@@ -14,3 +14,8 @@ pub(crate) use twinbuf_core::{Consumer, HeapRing, KeptSlot, Producer, ReadSlot, 
 mod drawn;
 #[cfg(shuttle)]
 pub(crate) use drawn::*;
+
+/// Locks a mutex, also after a panic under it: foreign code does not run there, or its panics are caught.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+}

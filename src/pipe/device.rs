@@ -4,7 +4,7 @@
 use std::collections::VecDeque;
 use std::marker::PhantomData;
 use std::ptr::NonNull;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
@@ -19,6 +19,7 @@ use super::ring::{BothSides, Header, Received, Ring, Sides, Waiting};
 use crate::error::Error;
 use crate::observe::log::{Event, Ticket, What};
 use crate::observe::trace::Track;
+use crate::sync::{Mutex, lock};
 
 /// The backend that copies batches and groups to a CUDA device.
 #[derive(Clone, Debug)]
@@ -34,27 +35,25 @@ pub struct DeviceSlots<U>(PhantomData<fn() -> U>);
 /// The side that is filled: host slots.
 pub struct HostSide<U: Send + 'static> {
     slots: HostSlots<Header<U>>,
-    log: Arc<CopyLog>,
+    log: Arc<Mutex<Copies>>,
 }
 
 /// A host slot to be filled.
 pub struct HostSlot<U: Send + 'static> {
     slot: ReservedSlot<Header<U>>,
     header: Header<U>,
-    log: Arc<CopyLog>,
+    log: Arc<Mutex<Copies>>,
 }
 
 /// The side that receives leases of device slots.
 pub struct DeviceSide<U: Send + 'static> {
     batches: DeviceBatches<Header<U>>,
-    log: Arc<CopyLog>,
+    log: Arc<Mutex<Copies>>,
     /// Whether `receive` waits for the copy of each item: without overlap, the stages run one after the other.
     inline: bool,
 }
 
 /// Times of the copies: the last ones, and the sum of all.
-struct CopyLog(Mutex<Copies>);
-
 struct Copies {
     track: Option<Track>,
     /// Units whose copies are coming, by their number in the ring.
@@ -66,31 +65,26 @@ struct Copies {
     most: usize,
 }
 
-impl CopyLog {
-    fn lock(&self) -> MutexGuard<'_, Copies> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn copied(&self, number: u64, bytes: usize, time: CopyTime) {
-        let mut copies = self.lock();
-        let Some(at) = copies.coming.iter().position(|&(coming, _)| coming == number) else { return };
-        let (_, batch) = copies.coming.swap_remove(at);
+impl Copies {
+    fn copied(&mut self, number: u64, bytes: usize, time: CopyTime) {
+        let Some(at) = self.coming.iter().position(|&(coming, _)| coming == number) else { return };
+        let (_, batch) = self.coming.swap_remove(at);
         // The start of a copy is an estimate: the clocks of device and host are aligned only approximately. A stream
         // runs its copies one after the other, so this copy does not start before the last one ends.
-        let before = copies.last.back().map(|(_, event)| event.end);
+        let before = self.last.back().map(|(_, event)| event.end);
         let start = before.map_or(time.start, |end| end.max(time.start));
         let end = start + time.took;
         let event = Event { what: What::Transfer, batch, start, end, bytes };
-        if let Some(track) = &mut copies.track {
+        if let Some(track) = &mut self.track {
             track.add(&event);
             track.write_if_due(end);
         }
-        copies.time += time.took;
-        copies.bytes += bytes as u64;
-        if copies.last.len() >= copies.most {
-            copies.last.pop_front();
+        self.time += time.took;
+        self.bytes += bytes as u64;
+        if self.last.len() >= self.most {
+            self.last.pop_front();
         }
-        copies.last.push_back((number, event));
+        self.last.push_back((number, event));
     }
 }
 
@@ -106,14 +100,14 @@ impl Places for Cuda {
     fn sides<U: Send + 'static>(self, memory: Memory<'_>) -> Result<BothSides<DeviceSlots<U>>, Error> {
         let Memory { slot, depth, lent, trace, options, .. } = memory;
         let overlap = options.overlaps();
-        let log = Arc::new(CopyLog(Mutex::new(Copies {
+        let log = Arc::new(Mutex::new(Copies {
             track: trace.map(|trace| Track::new(trace, 3, "upload", false, false)),
             coming: Vec::new(),
             time: Duration::ZERO,
             bytes: 0,
             last: VecDeque::new(),
             most: depth.saturating_add(self.device_depth).saturating_add(2),
-        })));
+        }));
         let mut uploader = Uploader::new(&self.context, slot)
             .host_depth(depth)
             .device_depth(self.device_depth)
@@ -126,8 +120,8 @@ impl Places for Cuda {
         }
         if overlap {
             let log = log.clone();
-            uploader =
-                uploader.on_copied(move |Copied { seq, bytes, time, .. }| log.copied(seq, bytes, time));
+            uploader = uploader
+                .on_copied(move |Copied { seq, bytes, time, .. }| lock(&log).copied(seq, bytes, time));
         }
         let (slots, batches) = uploader.build().map_err(|error| match error {
             CudaError::Option { option, wanted, found } => Error::Option { option, wanted, found },
@@ -178,7 +172,7 @@ impl<U: Send + 'static> Sides<U, ReservedSlot<Header<U>>, Lease<Header<U>>> for 
 
     fn commit(HostSlot { slot, header, log }: HostSlot<U>, bytes: usize) {
         if bytes > 0 {
-            log.lock().coming.push((slot.seq(), header.ticket));
+            lock(&log).coming.push((slot.seq(), header.ticket));
         }
         // The receiving side gets an error of the device too, and reports it.
         let _ = slot.commit(bytes, header);
@@ -199,7 +193,7 @@ impl<U: Send + 'static> Sides<U, ReservedSlot<Header<U>>, Lease<Header<U>>> for 
         let found = found.and_then(|lease| {
             if let (true, Some(lease)) = (side.inline, &lease) {
                 if let Some(time) = lease.wait_copied()? {
-                    side.log.copied(lease.seq(), lease.len(), time);
+                    lock(&side.log).copied(lease.seq(), lease.len(), time);
                 }
             }
             Ok(lease)
@@ -237,13 +231,13 @@ impl<U: Send + 'static> Sides<U, ReservedSlot<Header<U>>, Lease<Header<U>>> for 
     }
 
     fn copied(side: &DeviceSide<U>, number: u64) -> Option<(Instant, Instant)> {
-        let copies = side.log.lock();
+        let copies = lock(&side.log);
         let this = copies.last.iter().find(|&&(copied, _)| copied == number);
         this.map(|(_, event)| (event.start, event.end))
     }
 
     fn copies(side: &DeviceSide<U>) -> (Duration, u64) {
-        let copies = side.log.lock();
+        let copies = lock(&side.log);
         (copies.time, copies.bytes)
     }
 }

@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 use super::ring::{Content, Header, Place, Ring};
 use crate::error::{At, BoxError, Error, Reading};
 use crate::observe::log::{LoadTimes, Naming, Ticket};
-use crate::sync::{Condvar, Mutex, MutexGuard, thread};
+use crate::sync::{Condvar, Mutex, lock, thread};
 use crate::thread::caught;
 
 /// Fills slots. A pipe has one for each worker with a thread, and may have one for the caller.
@@ -180,10 +180,6 @@ pub(super) enum Take<R: Ring> {
     InUse,
     /// No unit may be started, or the pipe is closed.
     Idle,
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl<R: Ring> Shared<R> {
