@@ -200,16 +200,17 @@ impl<U: Send + 'static> Sides<U, ReservedSlot<Header<U>>, Lease<Header<U>>> for 
         });
         match found {
             Ok(Some(lease)) => Received::Item(lease),
-            Err(CudaError::Empty) if !side.inline => Received::Empty,
-            Err(CudaError::SlotHeld { .. }) => {
-                // A capture of a CUDA graph holds the slot. Nothing wakes the task when the capture ends, so the task
-                // polls again.
+            // Without overlap, this cannot wait for a driver.
+            Err(CudaError::Empty) if side.inline && matches!(waiting, Waiting::Block) => Received::Gone,
+            Err(error @ (CudaError::Empty | CudaError::SlotHeld { .. })) => {
+                // Nothing wakes the task when a capture of a CUDA graph lets go of the slot, or without overlap when a
+                // driver has filled it. So the task polls again.
                 if let Waiting::Poll(cx) = waiting {
                     cx.waker().wake_by_ref();
                 }
-                Received::Held
+                if matches!(error, CudaError::Empty) { Received::Empty } else { Received::Held }
             }
-            Ok(None) | Err(CudaError::Abandoned | CudaError::Cancelled | CudaError::Empty) => Received::Gone,
+            Ok(None) | Err(CudaError::Abandoned | CudaError::Cancelled) => Received::Gone,
             Err(error) => Received::Failed(error.into()),
         }
     }

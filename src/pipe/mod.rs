@@ -694,7 +694,7 @@ fn fill_inline<R: Ring>(
     (held_since, held_timeout): (&mut Option<Instant>, Duration),
 ) -> Option<Received<R::Item>> {
     // If a slot is free at once, `asked` is the start of the fill, without another read of the clock.
-    let (mut patience, mut start, mut gone) = (Patience::None, Some(asked), false);
+    let (mut patience, mut start, mut again) = (Patience::None, Some(asked), false);
     loop {
         match shared.take(patience) {
             Take::Unit(unit) => {
@@ -711,9 +711,8 @@ fn fill_inline<R: Ring>(
                 let mut look = Waiting::Try;
                 let waiting = if let Waiting::Poll(_) = waiting { &mut *waiting } else { &mut look };
                 match (R::receive(consumer, waiting), taken) {
-                    // Between `take` and `receive` the slot was released or the ring was closed: try both again.
-                    (Received::Empty, Take::InUse) => {}
-                    (Received::Gone, Take::InUse) if !mem::replace(&mut gone, true) => {}
+                    // Between `take` and `receive` the slot was released: now it can be filled.
+                    (Received::Empty, Take::InUse) if !mem::replace(&mut again, true) => {}
                     (Received::Empty, _) => return Some(Received::Gone),
                     (found, _) => return Some(found),
                 }

@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 use std::sync::{Arc, mpsc};
+use std::task::{Context, Poll, Waker};
 use std::thread;
 
 use crate::common::{
@@ -41,6 +42,37 @@ fn bytes_of(batch: &DeviceBatch, range: Range<usize>, stream: &Arc<CudaStream>) 
     stream.memcpy_dtoh(&view, &mut bytes).unwrap();
     stream.synchronize().unwrap();
     bytes
+}
+
+#[test]
+fn without_overlap_the_caller_drives() {
+    let (_dir, paths) = files(&[30]);
+    let expected = batches(&mut Loader::builder(open(&paths), plan(30, 7)).build().unwrap(), 2);
+    let (sim, ctx) = start(8);
+    let stream = ctx.new_stream().unwrap();
+    let builder = Loader::builder(open(&paths), plan(30, 7)).overlap(false).driven();
+    let mut loader = builder.cuda(ctx.clone()).build().unwrap();
+    let mut worker = loader.driven().remove(0);
+    for polls in [false, true] {
+        let mut epochs = loader.epoch(2);
+        let mut found = Vec::new();
+        loop {
+            let next = match polls {
+                true => epochs.poll_next(&mut Context::from_waker(Waker::noop())),
+                false => epochs.try_next(),
+            };
+            match next {
+                Poll::Ready(Some(batch)) => found.push(bytes(&batch.unwrap(), &stream)),
+                Poll::Ready(None) => break,
+                Poll::Pending => assert_eq!(worker.try_next(), Poll::Ready(false), "the slot is filled"),
+            }
+        }
+        assert!(found == expected, "{polls}");
+    }
+    drop(worker);
+    loader.close().unwrap();
+    drop(stream);
+    is_clean(&sim, ctx);
 }
 
 #[test]
