@@ -144,7 +144,7 @@ MUTANTS = [
     (RING, "a panic of a slot's drop is swallowed", "            resume_unwind(Box::new(message));\n", "            drop(message);\n"),
     (RING, "an error that nobody received outlives its slot", "mem::replace(&mut self.result, Ok(Content::End)))", "Ok(Content::End))"),
     (PLAIN, "units named by rounds overflow", "epoch.saturating_add(seq)", "epoch + seq"),
-    (PLAIN, "a call that was not begun waits", "} else if self.begun.calls == 0 {", "} else if false {"),
+    (PLAIN, "a call that was not begun waits", "} else if self.call == 0 {", "} else if false {"),
     (PLAIN, "a call waits for what was not granted", "self.received >= self.begun.granted {", "self.received > self.begun.granted {"),
     (PLAIN, "a call waits for workers that nobody drives", "!driven.is_empty() && threads.is_empty() && own.is_none() {", "false {"),
     (PLAIN, "a call goes on after its end", "} else if self.stopped.is_some() {", "} else if false {"),

@@ -184,7 +184,7 @@ pub struct Pipe<R: Ring> {
     held_timeout: Duration,
     /// Since when the next slot has been found held by calls other than `next`.
     held_since: Option<Instant>,
-    /// The number of the present call, and how many of its units the caller has received.
+    /// The number of the present call, from 1, and how many of its units the caller has received.
     call: u64,
     received: u64,
     /// Why the caller receives no item.
@@ -395,11 +395,6 @@ impl<R: Ring> Pipe<R> {
         &self.running.recorder.breakdown
     }
 
-    /// Whether this is a process that was forked from the one that the pipe was built in.
-    pub(crate) fn is_foreign(&self) -> bool {
-        self.running.is_foreign()
-    }
-
     /// Whether units come from a thread that stayed in the process that this one was forked from.
     pub(crate) fn is_orphaned(&self) -> bool {
         self.running.overlap && self.running.is_foreign()
@@ -449,7 +444,7 @@ impl<R: Ring> Pipe<R> {
     pub fn report(&self) -> Report {
         let Running { consumer, shared, recorder, .. } = &*self.running;
         let mut report = recorder.report();
-        report.loads = if self.is_foreign() { 0 } else { shared.loads() };
+        report.loads = shared.loads();
         (report.transfer, report.transfer_bytes) = consumer.as_ref().map(R::copies).unwrap_or_default();
         (self.add_reads)(report)
     }

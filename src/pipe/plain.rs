@@ -118,8 +118,6 @@ pub(super) struct Begun {
     first: Place,
     /// The number of units, if the iterator of units gives its exact length.
     length: Option<u64>,
-    /// The number of calls begun so far, this one included.
-    calls: u64,
     /// How many units may be started.
     granted: u64,
     /// The length is 0, and there is a unit.
@@ -142,9 +140,9 @@ impl<R: Ring> Pipe<R> {
             (least, Some(most)) if least == most => Some(least as u64),
             _ => None,
         };
-        let place = Place { ordinal: self.begun.calls, epoch: first, step: 0 };
+        let place = Place { ordinal: self.call, epoch: first, step: 0 };
         let miscounted = length == Some(0) && units.next().is_some();
-        self.begun = Begun { first: place, length, calls: self.begun.calls + 1, granted, miscounted };
+        self.begun = Begun { first: place, length, granted, miscounted };
         let order = (0..).zip(units).map(move |(seq, unit)| (nth(place, rounds, seq), unit));
         self.post(Box::new(order), length.unwrap_or(u64::MAX), granted);
         if !rounds {
@@ -165,7 +163,7 @@ impl<R: Ring> Pipe<R> {
         I: IntoIterator<Item = R::Unit>,
         I::IntoIter: Send + 'static,
     {
-        self.begin(self.begun.calls, units, u64::MAX);
+        self.begin(self.call, units, u64::MAX);
         Items::lent(self)
     }
 
@@ -227,7 +225,7 @@ impl<R: Ring> Course<R::Item> for Pipe<R> {
             self.refused("wanted no unit, as the order's `size_hint` says, found more")
         } else if self.begun.length == Some(self.received) {
             Next::End
-        } else if self.begun.calls == 0 {
+        } else if self.call == 0 {
             self.refused("wanted `begin` before the first item")
         } else if !driven.is_empty() && threads.is_empty() && own.is_none() {
             self.refused("wanted a driver, found all workers still in the pipe: call `Pipe::driven`")
