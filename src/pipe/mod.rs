@@ -253,6 +253,45 @@ impl<R: Ring> Running<R> {
         true
     }
 
+    /// Without overlap, fills the slot of the unit that the caller asks for. Returns what a receive call would find if that
+    /// was not possible.
+    fn fill_inline(
+        &mut self,
+        asked: Instant,
+        waiting: &mut Waiting<'_, '_>,
+        (held_since, held_timeout): (&mut Option<Instant>, Duration),
+    ) -> Option<Received<R::Item>> {
+        let Self { overlap: false, own: Some(own), consumer: Some(consumer), shared, .. } = self else {
+            return None;
+        };
+        // If a slot is free at once, `asked` is the start of the fill, without another read of the clock.
+        let (mut patience, mut start, mut again) = (Patience::None, Some(asked), false);
+        loop {
+            match shared.take(patience) {
+                Take::Unit(unit) => {
+                    own.fill(shared, unit, Some(start.unwrap_or_else(Instant::now)));
+                    return None;
+                }
+                Take::InUse if start.take().is_some() => {
+                    patience =
+                        waiting.release_by(held_since, held_timeout).map_or(Patience::None, Patience::Slot);
+                }
+                // No slot can be filled. The receiving side, which is at the same slot, returns why: a guard holds the
+                // slot, or the device failed. It also stores the waker of a task.
+                taken => {
+                    let mut look = Waiting::Try;
+                    let waiting = if let Waiting::Poll(_) = waiting { &mut *waiting } else { &mut look };
+                    match (R::receive(consumer, waiting), taken) {
+                        // Between `take` and `receive` the slot was released: now it can be filled.
+                        (Received::Empty, Take::InUse) if !mem::replace(&mut again, true) => {}
+                        (Received::Empty, _) => return Some(Received::Gone),
+                        (found, _) => return Some(found),
+                    }
+                }
+            }
+        }
+    }
+
     /// Receives the units that were started, up to `until`, the end, a slot that the caller holds, or an error.
     /// Returns an error of this call, or of the device.
     fn unheard(&mut self, call: u64, until: Option<Instant>) -> Option<Error> {
@@ -511,16 +550,10 @@ impl<R: Ring> Pipe<R> {
     /// caller asked; with a trace `false`.
     fn next_slot(&mut self, asked: Instant, waiting: &mut Waiting<'_, '_>) -> (Received<R::Item>, bool) {
         let (expected, held_timeout) = ((self.call, self.received), self.held_timeout);
-        let Running { consumer, shared, own, overlap, recorder, trace, limit, .. } = &mut *self.running;
+        self.running.limit = if matches!(waiting, Waiting::Poll(_)) { TASK_LIMIT } else { END_LIMIT };
+        let mut found = self.running.fill_inline(asked, waiting, (&mut self.held_since, held_timeout));
+        let Running { consumer, shared, own, overlap, recorder, trace, .. } = &mut *self.running;
         let Some(consumer) = consumer else { return (Received::Gone, false) };
-        *limit = if matches!(waiting, Waiting::Poll(_)) { TASK_LIMIT } else { END_LIMIT };
-        let mut found = match own {
-            Some(own) if !*overlap => {
-                let held = &mut self.held_since;
-                fill_inline(shared, own, consumer, asked, waiting, (held, held_timeout))
-            }
-            _ => None,
-        };
         let _waiting = recorder.waiting().map(Span::entered);
         // With a trace the clock is read again: the trace shows the exact time of receipt.
         let mut there = trace.is_none();
@@ -676,43 +709,6 @@ impl<R: Ring> Pipe<R> {
         // writes.
         drop(running);
         unheard.or(fault).map_or(Ok(()), Err).and(trace.map_or(Ok(()), LoaderTrace::close))
-    }
-}
-
-/// Fills the slot of the unit that the caller asks for. Returns what a receive call would find if that was not possible.
-fn fill_inline<R: Ring>(
-    shared: &Shared<R>,
-    own: &mut Worker<R>,
-    consumer: &mut R::Consumer,
-    asked: Instant,
-    waiting: &mut Waiting<'_, '_>,
-    (held_since, held_timeout): (&mut Option<Instant>, Duration),
-) -> Option<Received<R::Item>> {
-    // If a slot is free at once, `asked` is the start of the fill, without another read of the clock.
-    let (mut patience, mut start, mut again) = (Patience::None, Some(asked), false);
-    loop {
-        match shared.take(patience) {
-            Take::Unit(unit) => {
-                own.fill(shared, unit, Some(start.unwrap_or_else(Instant::now)));
-                return None;
-            }
-            Take::InUse if start.take().is_some() => {
-                patience =
-                    waiting.release_by(held_since, held_timeout).map_or(Patience::None, Patience::Slot);
-            }
-            // No slot can be filled. The receiving side, which is at the same slot, returns why: a guard holds the
-            // slot, or the device failed. It also stores the waker of a task.
-            taken => {
-                let mut look = Waiting::Try;
-                let waiting = if let Waiting::Poll(_) = waiting { &mut *waiting } else { &mut look };
-                match (R::receive(consumer, waiting), taken) {
-                    // Between `take` and `receive` the slot was released: now it can be filled.
-                    (Received::Empty, Take::InUse) if !mem::replace(&mut again, true) => {}
-                    (Received::Empty, _) => return Some(Received::Gone),
-                    (found, _) => return Some(found),
-                }
-            }
-        }
     }
 }
 
