@@ -142,7 +142,7 @@ impl<'f, F: Front> Items<'f, F> {
     /// the slot occupied. Returns `None` if the last call did not find it occupied.
     #[must_use]
     pub fn held_for(&self) -> Option<Duration> {
-        self.front().pipe().held_since.map(|since| since.elapsed())
+        self.front().pipe().running.held_since.map(|since| since.elapsed())
     }
 
     /// Returns what the worker is reading whose unit is needed first: its name, the duration so far, the file and the

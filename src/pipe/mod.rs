@@ -181,16 +181,11 @@ pub(crate) type AddReads = Box<dyn Fn(Report) -> Report + Send>;
 /// Workers that fill the slots of a ring ahead of the caller; without overlap the caller or a driver fills them.
 pub struct Pipe<R: Ring> {
     running: ForkGuard<Running<R>>,
-    held_timeout: Duration,
-    /// Since when the next slot has been found held by calls other than `next`.
-    held_since: Option<Instant>,
     /// The number of the present call, from 1, and how many of its units the caller has received.
     call: u64,
     received: u64,
     /// Why the caller receives no item.
     stopped: Option<Stopped>,
-    /// How long the last fill took.
-    last_fill: Duration,
     locate: Locate,
     add_reads: AddReads,
     begun: plain::Begun,
@@ -219,6 +214,11 @@ struct Running<R: Ring> {
     own: Option<Worker<R>>,
     recorder: Recorder,
     trace: Option<Arc<LoaderTrace>>,
+    held_timeout: Duration,
+    /// Since when the next slot has been found held by calls other than `next`.
+    held_since: Option<Instant>,
+    /// How long the last fill took.
+    last_fill: Duration,
     /// How long a drop waits for the workers.
     limit: Duration,
 }
@@ -255,13 +255,8 @@ impl<R: Ring> Running<R> {
 
     /// Without overlap, fills the slot of the unit that the caller asks for. Returns what a receive call would find if that
     /// was not possible.
-    fn fill_inline(
-        &mut self,
-        asked: Instant,
-        waiting: &mut Waiting<'_, '_>,
-        (held_since, held_timeout): (&mut Option<Instant>, Duration),
-    ) -> Option<Received<R::Item>> {
-        let Self { overlap: false, own: Some(own), consumer: Some(consumer), shared, .. } = self else {
+    fn fill_inline(&mut self, asked: Instant, waiting: &mut Waiting<'_, '_>) -> Option<Received<R::Item>> {
+        let Self { consumer: Some(consumer), shared, overlap: false, own: Some(own), .. } = self else {
             return None;
         };
         // If a slot is free at once, `asked` is the start of the fill, without another read of the clock.
@@ -273,8 +268,8 @@ impl<R: Ring> Running<R> {
                     return None;
                 }
                 Take::InUse if start.take().is_some() => {
-                    patience =
-                        waiting.release_by(held_since, held_timeout).map_or(Patience::None, Patience::Slot);
+                    let by = waiting.release_by(&mut self.held_since, self.held_timeout);
+                    patience = by.map_or(Patience::None, Patience::Slot);
                 }
                 // No slot can be filled. The receiving side, which is at the same slot, returns why: a guard holds the
                 // slot, or the device failed. It also stores the waker of a task.
@@ -290,6 +285,45 @@ impl<R: Ring> Running<R> {
                 }
             }
         }
+    }
+
+    /// Lets a caller that waits work as one more worker: it fills the next slots. Its source must tell that this pays, and
+    /// the last fill must have been shorter than the time that the caller has. Returns the item that it waits for when that
+    /// is ready.
+    fn help(&mut self, waiting: &Waiting<'_, '_>) -> Option<Received<R::Item>> {
+        let Self { consumer: Some(consumer), shared, overlap: true, own: Some(own), .. } = self else {
+            return None;
+        };
+        loop {
+            let rest = match waiting {
+                Waiting::Block => FOREVER,
+                Waiting::Until(deadline) => deadline.saturating_duration_since(Instant::now()),
+                // A `try` or `poll` call must not block, so it fills no slots.
+                Waiting::Try | Waiting::Poll(_) => return None,
+            };
+            if !own.pays(shared) {
+                return None;
+            }
+            let took = self.last_fill;
+            // Whether the unit that the caller waits for comes in less than half a fill: it would receive it too late.
+            let soon = || shared.first_fill().is_some_and(|doing| 2 * doing.since.elapsed() > took);
+            if took >= rest || took >= HELP_LIMIT && soon() {
+                return None;
+            }
+            let Take::Unit(unit) = shared.take(Patience::None) else { return None };
+            let (ticket, times) = own.fill(shared, unit, Some(Instant::now()));
+            self.last_fill = times.took();
+            self.recorder.helped(ticket, &times);
+            match R::receive(consumer, &mut Waiting::Try) {
+                Received::Empty => {}
+                Received::Held => return None,
+                found => return Some(found),
+            }
+        }
+    }
+
+    fn receive(&mut self, waiting: &mut Waiting<'_, '_>) -> Received<R::Item> {
+        self.consumer.as_mut().map_or(Received::Gone, |consumer| R::receive(consumer, waiting))
     }
 
     /// Receives the units that were started, up to `until`, the end, a slot that the caller holds, or an error.
@@ -364,6 +398,9 @@ impl<R: Ring> Pipe<R> {
             own: None,
             recorder: Recorder::new(track, breakdown, report),
             trace,
+            held_timeout: held_timeout.min(FOREVER),
+            held_since: None,
+            last_fill: Duration::ZERO,
             limit: END_LIMIT,
         });
         let Running { shared, threads, driven: idle, own, trace, .. } = &mut *running;
@@ -400,12 +437,9 @@ impl<R: Ring> Pipe<R> {
         }
         Ok(Self {
             running,
-            held_timeout: held_timeout.min(FOREVER),
-            held_since: None,
             call: 0,
             received: 0,
             stopped: None,
-            last_fill: Duration::ZERO,
             locate,
             add_reads,
             begun: plain::Begun::default(),
@@ -514,9 +548,9 @@ impl<R: Ring> Pipe<R> {
     /// The iteration is over, or the caller gives it up.
     pub(crate) fn ended(&mut self, now: Instant) {
         self.used(now);
-        let Running { recorder, own, shared, .. } = &mut *self.running;
+        let Running { recorder, own, shared, held_since, .. } = &mut *self.running;
         // The next iteration has the full time, also if the same slot is still held.
-        if self.held_since.take().is_some() {
+        if held_since.take().is_some() {
             shared.forget_task();
         }
         recorder.ended(now);
@@ -549,40 +583,36 @@ impl<R: Ring> Pipe<R> {
     /// Waits for the next slot of the call, and releases those of earlier calls. Returns also whether it was ready when the
     /// caller asked; with a trace `false`.
     fn next_slot(&mut self, asked: Instant, waiting: &mut Waiting<'_, '_>) -> (Received<R::Item>, bool) {
-        let (expected, held_timeout) = ((self.call, self.received), self.held_timeout);
-        self.running.limit = if matches!(waiting, Waiting::Poll(_)) { TASK_LIMIT } else { END_LIMIT };
-        let mut found = self.running.fill_inline(asked, waiting, (&mut self.held_since, held_timeout));
-        let Running { consumer, shared, own, overlap, recorder, trace, .. } = &mut *self.running;
-        let Some(consumer) = consumer else { return (Received::Gone, false) };
-        let _waiting = recorder.waiting().map(Span::entered);
+        let (expected, running) = ((self.call, self.received), &mut *self.running);
+        running.limit = if matches!(waiting, Waiting::Poll(_)) { TASK_LIMIT } else { END_LIMIT };
+        let mut found = running.fill_inline(asked, waiting);
+        let _waiting = running.recorder.waiting().map(Span::entered);
         // With a trace the clock is read again: the trace shows the exact time of receipt.
-        let mut there = trace.is_none();
+        let mut there = running.trace.is_none();
         loop {
             let received = match found.take() {
                 // The caller fills slots itself, and found this in place of one: do not wait for another to fill it.
                 Some(found) => found,
-                None => match R::receive(consumer, &mut Waiting::Try) {
+                None => match running.receive(&mut Waiting::Try) {
                     received @ (Received::Empty | Received::Held) => {
                         there = false;
                         let held = matches!(received, Received::Held);
-                        let by =
-                            held.then(|| waiting.release_by(&mut self.held_since, held_timeout)).flatten();
-                        let helped = own.as_mut().filter(|_| *overlap).and_then(|own| {
-                            help(shared, own, consumer, recorder, waiting, &mut self.last_fill)
-                        });
-                        match helped.or_else(|| Some(R::receive(consumer, &mut Waiting::Until(by?)))) {
+                        let by = || waiting.release_by(&mut running.held_since, running.held_timeout);
+                        let by = held.then(by).flatten();
+                        let helped = running.help(waiting);
+                        match helped.or_else(|| Some(running.receive(&mut Waiting::Until(by?)))) {
                             // The slot was not held, or was released in time and is being filled; or this call does not
                             // wait.
-                            None | Some(Received::Empty) => R::receive(consumer, waiting),
+                            None | Some(Received::Empty) => running.receive(waiting),
                             Some(found) => found,
                         }
                     }
                     received => received,
                 },
             };
-            if !matches!(received, Received::Held) && self.held_since.take().is_some() {
+            if !matches!(received, Received::Held) && running.held_since.take().is_some() {
                 // The slot is no longer held, so no task waits for its release.
-                shared.forget_task();
+                running.shared.forget_task();
             }
             let Received::Item(mut item) = received else { return (received, there) };
             let ticket = R::header_mut(&mut item).ticket;
@@ -590,7 +620,7 @@ impl<R: Ring> Pipe<R> {
                 return (Received::Item(item), there);
             }
             // The caller left the call that this slot was filled for. Release the slot and receive the next one.
-            shared.guard("unit or an error", || drop(item));
+            running.shared.guard("unit or an error", || drop(item));
             there = false;
         }
     }
@@ -604,7 +634,7 @@ impl<R: Ring> Pipe<R> {
         asked: Instant,
         there: bool,
     ) -> Result<Option<R::Item>, Error> {
-        let Running { consumer, shared, overlap, recorder, .. } = &mut *self.running;
+        let Running { consumer, shared, overlap, recorder, last_fill, .. } = &mut *self.running;
         let number = R::number(&item);
         let copied = consumer.as_ref().and_then(|consumer| R::copied(consumer, number));
         let header = R::header_mut(&mut item);
@@ -612,7 +642,7 @@ impl<R: Ring> Pipe<R> {
             header.load.since = header.load.start; // nobody waits for a slot between two calls
         }
         let load = &header.load;
-        self.last_fill = load.took();
+        *last_fill = load.took();
         let now = match *overlap {
             // The caller has filled the slot itself: the end of the fill is the time of receipt.
             false => load.end.max(asked),
@@ -636,16 +666,17 @@ impl<R: Ring> Pipe<R> {
     /// The next slot is held. A blocking call has waited for its full timeout; the others return `Pending` until the
     /// same time is over since the first of them found it held.
     fn slot_held(&mut self, waiting: &Waiting<'_, '_>, place: Place) -> Poll<Result<Option<R::Item>, Error>> {
+        let Running { consumer, shared, held_since, held_timeout, .. } = &mut *self.running;
         if !matches!(waiting, Waiting::Block) {
-            let since = *self.held_since.get_or_insert_with(Instant::now);
-            if since.elapsed() < self.held_timeout {
+            let since = *held_since.get_or_insert_with(Instant::now);
+            if since.elapsed() < *held_timeout {
                 if let Waiting::Poll(cx) = waiting {
-                    self.running.shared.wake_at(since + self.held_timeout, cx.waker());
+                    shared.wake_at(since + *held_timeout, cx.waker());
                 }
                 return Poll::Pending;
             }
         }
-        let held = self.running.consumer.as_ref().map(R::depth);
+        let held = consumer.as_ref().map(R::depth);
         let (option, slots) = held.unwrap_or(("depth", 0));
         Poll::Ready(Err(Error::SlotHeld { at: self.at(place), option, slots }))
     }
@@ -712,45 +743,6 @@ impl<R: Ring> Pipe<R> {
     }
 }
 
-/// Lets a caller that waits work as one more worker: it fills the next slots. Its source must tell that this pays, and
-/// the last fill must have been shorter than the time that the caller has.
-/// Returns the item that it waits for when that is ready.
-fn help<R: Ring>(
-    shared: &Shared<R>,
-    own: &mut Worker<R>,
-    consumer: &mut R::Consumer,
-    recorder: &mut Recorder,
-    waiting: &Waiting<'_, '_>,
-    last_fill: &mut Duration,
-) -> Option<Received<R::Item>> {
-    loop {
-        let rest = match waiting {
-            Waiting::Block => FOREVER,
-            Waiting::Until(deadline) => deadline.saturating_duration_since(Instant::now()),
-            // A `try` or `poll` call must not block, so it fills no slots.
-            Waiting::Try | Waiting::Poll(_) => return None,
-        };
-        if !own.pays(shared) {
-            return None;
-        }
-        let took = *last_fill;
-        // Whether the unit that the caller waits for comes in less than half a fill: it would receive it too late.
-        let soon = || shared.first_fill().is_some_and(|doing| 2 * doing.since.elapsed() > took);
-        if took >= rest || took >= HELP_LIMIT && soon() {
-            return None;
-        }
-        let Take::Unit(unit) = shared.take(Patience::None) else { return None };
-        let (ticket, times) = own.fill(shared, unit, Some(Instant::now()));
-        *last_fill = times.took();
-        recorder.helped(ticket, &times);
-        match R::receive(consumer, &mut Waiting::Try) {
-            Received::Empty => {}
-            Received::Held => return None,
-            found => return Some(found),
-        }
-    }
-}
-
 /// Names the unit in the error of an order that gave none: the unit that the caller asked for.
 fn at_place(error: Error, at: At) -> Error {
     match error {
@@ -812,23 +804,40 @@ mod tests {
         Worker::new(Box::new(source), LoadRecorder::default(), index, false)
     }
 
-    fn callers_recorder() -> Recorder {
+    /// What a caller has that helps with this source. The last fill took so long.
+    fn helper(
+        shared: &Arc<Shared<Numbered>>,
+        consumer: Consumer<'static, ring::Slot<u64, u64>>,
+        source: Numbers,
+        last_fill: Duration,
+    ) -> Running<Numbered> {
         let report = Report::new(Kind::Items, Settings { overlap: true, depth: 3, workers: 1 });
-        Recorder::new(None, Breakdown::default(), report)
+        Running {
+            consumer: Some(consumer),
+            shared: shared.clone(),
+            threads: Vec::new(),
+            driven: Vec::new(),
+            overlap: true,
+            own: Some(worker(source, 1)),
+            recorder: Recorder::new(None, Breakdown::default(), report),
+            trace: None,
+            held_timeout: Duration::ZERO,
+            held_since: None,
+            last_fill,
+            limit: Duration::ZERO,
+        }
     }
 
     #[test]
     fn a_caller_that_helps_receives_what_a_worker_filled_meanwhile() {
-        let (shared, mut consumer) = begun(3, 0..3);
+        let (shared, consumer) = begun(3, 0..3);
         let Take::Unit(taken) = shared.take(Patience::None) else { panic!("every slot is free") };
         let other = Some((shared.clone(), worker(Numbers::default(), 0), taken));
-        let mut own = worker(Numbers { other, ..Numbers::default() }, 1);
-        let mut recorder = callers_recorder();
-        let mut last = Duration::ZERO;
-        let found = help(&shared, &mut own, &mut consumer, &mut recorder, &Waiting::Block, &mut last);
+        let mut caller = helper(&shared, consumer, Numbers { other, ..Numbers::default() }, Duration::ZERO);
+        let found = caller.help(&Waiting::Block);
         let Some(Received::Item(first)) = found else { panic!("{found:?}") };
         assert_eq!((*first, *first.unit()), (0, 0));
-        let next = Numbered::receive(&mut consumer, &mut Waiting::Try);
+        let next = caller.receive(&mut Waiting::Try);
         let Received::Item(own) = &next else { panic!("{next:?}") };
         let LoadTimes { since, start, .. } = own.header().load;
         assert_eq!((**own, since), (1, start), "the caller's own use is no wait for a slot");
@@ -846,11 +855,9 @@ mod tests {
             (false, true, until(Duration::from_secs(3600))),
             (false, false, Waiting::Try),
         ] {
-            let (shared, mut consumer) = begun(2, 7..8);
-            let mut own = worker(Numbers { waits_for_disk, ..Numbers::default() }, 1);
-            let mut recorder = callers_recorder();
-            let mut last = TOOK;
-            let found = help(&shared, &mut own, &mut consumer, &mut recorder, &waiting, &mut last);
+            let (shared, consumer) = begun(2, 7..8);
+            let source = Numbers { waits_for_disk, ..Numbers::default() };
+            let found = helper(&shared, consumer, source, TOOK).help(&waiting);
             let has = matches!(&found, Some(Received::Item(item)) if **item == 7);
             assert_eq!(has, helps, "{waits_for_disk} {found:?}");
             assert_eq!(shared.loads(), u64::from(helps), "{waits_for_disk}");
@@ -873,21 +880,19 @@ mod tests {
     fn a_caller_helps_with_long_fills_only_in_the_first_half_of_the_one_that_it_waits_for() {
         for (helps, took) in [(true, 3600), (false, 0)].map(|(helps, s)| (helps, Duration::new(s, 2_000_000)))
         {
-            let (shared, mut consumer) = begun(2, 0..2);
+            let (shared, consumer) = begun(2, 0..2);
             let (ends, end) = mpsc::channel();
             let (of, filler) = (shared.clone(), worker(Endless(end), 0));
             let filler = std::thread::spawn(move || filler.run(&of));
             while shared.first_fill().is_none_or(|doing| doing.since.elapsed() < Duration::from_millis(2)) {
                 std::thread::yield_now();
             }
-            let mut own = worker(Numbers::default(), 1);
-            let mut recorder = callers_recorder();
-            let mut last = took;
-            let found = help(&shared, &mut own, &mut consumer, &mut recorder, &Waiting::Block, &mut last);
+            let mut caller = helper(&shared, consumer, Numbers::default(), took);
+            let found = caller.help(&Waiting::Block);
             assert!(found.is_none(), "the worker has the first unit: {found:?}");
             assert_eq!(shared.loads(), 1 + u64::from(helps));
             shared.close();
-            drop((consumer, ends));
+            drop((caller, ends));
             filler.join().unwrap();
         }
     }
