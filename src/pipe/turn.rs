@@ -219,9 +219,7 @@ impl<R: Ring> Shared<R> {
             Err(TryLockError::WouldBlock) if patience == Patience::None => return Take::InUse,
             Err(TryLockError::WouldBlock) => lock(&self.turn),
         };
-        let Some(Turn { producer, posted: Posted { order, length } }) = &mut *turn else {
-            return Take::InUse;
-        };
+        let Some(Turn { producer, posted }) = &mut *turn else { return Take::InUse };
         // Most slots are free already: then the clock is not read.
         if !R::wait_free(producer, None) {
             let until = match patience {
@@ -238,10 +236,9 @@ impl<R: Ring> Shared<R> {
             if mail.closed {
                 return Take::Idle;
             }
-            if let Some(posted) = mail.posted.take() {
+            if let Some(new) = mail.posted.take() {
                 drop(mail);
-                *length = posted.length;
-                let old = mem::replace(order, posted.order);
+                let old = mem::replace(posted, new);
                 self.guard("order", || drop(old));
                 mail = lock(&self.mail);
             } else if mail.stops == 0 && mail.started < mail.granted {
@@ -249,8 +246,8 @@ impl<R: Ring> Shared<R> {
                     (mail.call, mail.started, mail.resumed, mail.fault.is_some());
                 mail.started = seq + 1;
                 drop(mail);
-                let next = caught(|| order.next());
-                if matches!(next, Ok(None)) && seq >= *length {
+                let next = caught(|| posted.order.next());
+                if matches!(next, Ok(None)) && seq >= posted.length {
                     // Take back the start of a unit that does not exist.
                     mail = lock(&self.mail);
                     if mail.call == call {
@@ -282,14 +279,15 @@ impl<R: Ring> Shared<R> {
                 {
                     header.result =
                         Err(Error::Panicked { at: self.naming.at(header.ticket), who, message }.into());
-                } else if let Some(found) = self.miscounted(order, *length, seq, header.unit.is_some()) {
+                } else if let Some(found) = self.miscounted(posted, seq, header.unit.is_some()) {
+                    let wanted = posted.length;
                     let source =
-                        format!("wanted {length} units, as the order's `size_hint` says, found {found}");
+                        format!("wanted {wanted} units, as the order's `size_hint` says, found {found}");
                     header.result =
                         Err(Error::Load { at: self.naming.at(header.ticket), source: source.into() }.into());
                 }
                 // Here, before another worker asks the order for what is behind its end.
-                if seq + 1 == *length || header.unit.is_none() && header.result.is_ok() {
+                if seq + 1 == posted.length || header.unit.is_none() && header.result.is_ok() {
                     self.stop(call);
                 }
                 return Take::Unit(reserved);
@@ -303,20 +301,14 @@ impl<R: Ring> Shared<R> {
 
     /// Looks behind the last unit of an order whose length is known. If the length is wrong, returns whether there are
     /// fewer units or more.
-    fn miscounted(
-        &self,
-        order: &mut Order<R::Unit>,
-        length: u64,
-        seq: u64,
-        there: bool,
-    ) -> Option<&'static str> {
-        if length == u64::MAX || there && seq + 1 != length {
+    fn miscounted(&self, posted: &mut Posted<R::Unit>, seq: u64, there: bool) -> Option<&'static str> {
+        if posted.length == u64::MAX || there && seq + 1 != posted.length {
             return None;
         }
         if !there {
             return Some("fewer");
         }
-        let next = caught(|| order.next());
+        let next = caught(|| posted.order.next());
         let more = !matches!(next, Ok(None));
         self.guard("order", || drop(next));
         more.then_some("more")
