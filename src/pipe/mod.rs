@@ -687,7 +687,7 @@ impl<R: Ring> Pipe<R> {
         if self.is_orphaned() {
             return None;
         }
-        self.running.shared.first_fill().map(|doing| doing.reading(self.naming(), &self.locate))
+        self.running.shared.reading(&self.locate)
     }
 
     /// Joins the workers and returns a pending error. Waits without a time limit for running fills; see
@@ -730,8 +730,7 @@ impl<R: Ring> Pipe<R> {
         let leaves = !running.threads.is_empty() && running.shared.first_fill().is_none();
         let soon = leaves.then(|| Instant::now() + Duration::from_secs(1));
         if !running.end(until.map(|until| soon.unwrap_or(until).max(until))) {
-            let shared = &running.shared;
-            let reading = shared.first_fill().map(|doing| doing.reading(&shared.naming, &locate));
+            let reading = running.shared.reading(&locate);
             return Err(Error::Timeout { waited: limit.unwrap_or_default(), reading });
         }
         let fault = running.shared.fault(&running.shared.naming.at(Ticket::default()));
@@ -839,7 +838,7 @@ mod tests {
         assert_eq!((*first, *first.unit()), (0, 0));
         let next = caller.receive(&mut Waiting::Try);
         let Received::Item(own) = &next else { panic!("{next:?}") };
-        let LoadTimes { since, start, .. } = own.header().load;
+        let LoadTimes { since, start, .. } = Numbered::header(own).load;
         assert_eq!((**own, since), (1, start), "the caller's own use is no wait for a slot");
     }
 

@@ -498,6 +498,14 @@ impl<R: Ring> Shared<R> {
         let doing = self.doing.iter().filter_map(|doing| *lock(doing));
         doing.min_by_key(|doing| (doing.ticket.generation, doing.ticket.seq))
     }
+
+    /// Returns what that worker is reading.
+    pub(super) fn reading(&self, locate: &Locate) -> Option<Reading> {
+        let Doing { ticket, since, place } = self.first_fill()?;
+        let file = place.and_then(|(part, offset)| locate(part, offset));
+        let record = place.map(|(_, offset)| offset);
+        Some(Reading { at: self.naming.at(ticket), time: since.elapsed(), record, file })
+    }
 }
 
 /// Finds the file and the offset of what a source is reading.
@@ -510,19 +518,6 @@ pub(super) struct Doing {
     pub(super) since: Instant,
     /// What is being read: a part of the data, and an offset in it.
     pub(super) place: Option<(usize, u64)>,
-}
-
-impl Doing {
-    pub(super) fn reading(self, naming: &Naming, locate: &Locate) -> Reading {
-        let Self { ticket, since, place } = self;
-        let file = place.and_then(|(part, offset)| locate(part, offset));
-        Reading {
-            at: naming.at(ticket),
-            time: since.elapsed(),
-            record: place.map(|(_, offset)| offset),
-            file,
-        }
-    }
 }
 
 #[cfg(test)]
