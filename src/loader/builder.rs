@@ -323,11 +323,10 @@ impl<B: Backend> LoaderBuilder<B> {
         let scratch = layout.fields.iter().flat_map(|field| field.scratch.iter().copied());
         let scratch: Vec<_> = scratch.flat_map(|bytes| iter::repeat_n(bytes, readers.len())).collect();
         let mut scratch = Buffer::several(&scratch).into_iter().flatten();
-        for (index, dataset) in datasets.into_iter().enumerate() {
+        for (index, (dataset, files)) in datasets.into_iter().zip(&files).enumerate() {
             let datasets = copies(dataset, readers.len(), "the data set", Dataset::try_clone)?;
             for (reader, dataset) in readers.iter_mut().zip(datasets) {
-                let files = files[index].clone();
-                reader.fields.push(FieldReader { dataset, files, transforms: Vec::new() });
+                reader.fields.push(FieldReader { dataset, files: files.clone(), transforms: Vec::new() });
             }
             for transform in transforms.remove(&index).into_iter().flatten() {
                 let transforms =

@@ -283,7 +283,7 @@ impl<T: Send + 'static, U: Send + 'static> Sides<U, T, Filled<T, U>> for Slots<T
     }
 
     fn header(item: &Filled<T, U>) -> &Header<U> {
-        item.header()
+        &item.0.header
     }
 
     fn header_mut(item: &mut Filled<T, U>) -> &mut Header<U> {
@@ -318,14 +318,9 @@ impl<T: Send + 'static, U: Send + 'static> Filled<T, U> {
     /// Returns the unit that the slot was filled with.
     #[must_use]
     pub fn unit(&self) -> &U {
-        let unit = self.header().unit.as_ref();
+        let unit = self.0.header.unit.as_ref();
         let Some(unit) = unit else { unreachable!("an item is handed out with its unit") };
         unit
-    }
-
-    /// The header of the unit.
-    pub(crate) fn header(&self) -> &Header<U> {
-        &self.0.header
     }
 }
 
@@ -353,7 +348,7 @@ impl<T: Send + 'static, U: Send + 'static> DerefMut for Filled<T, U> {
 }
 
 debug!([T: fmt::Debug + Send + 'static, U: Send + 'static] Filled[T, U], |filled|
-    epoch: filled.header().ticket.epoch, step: filled.header().ticket.step, value: **filled);
+    epoch: filled.0.header.ticket.epoch, step: filled.0.header.ticket.step, value: **filled);
 
 #[cfg(test)]
 mod tests {
