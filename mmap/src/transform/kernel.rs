@@ -1,7 +1,5 @@
 //! The loops: code that the compiler vectorises, on x86-64 with the feature `simd` for two instruction sets.
 
-use std::marker::PhantomData;
-
 /// Scales and shifts are repeated to at most this many numbers, which fit the first-level cache.
 /// More channels than this are not repeated.
 const BLOCK: usize = 1024;
@@ -28,48 +26,11 @@ macro_rules! raw {
     )*};
 }
 
-raw!(u8 u16 u32);
-
-/// A conversion from one type of number to another.
-pub(super) trait Convert {
-    type Raw: Raw;
-    type Out;
-
-    fn convert(raw: Self::Raw) -> Self::Out;
-}
-
-macro_rules! convert {
-    ($($name:ident: $raw:ty => $out:ty, $convert:expr;)*) => {$(
-        pub(super) struct $name;
-
-        impl Convert for $name {
-            type Raw = $raw;
-            type Out = $out;
-
-            #[inline(always)]
-            fn convert(raw: $raw) -> $out {
-                let convert: fn($raw) -> $out = $convert;
-                convert(raw)
-            }
-        }
-    )*};
-}
-
-convert! {
-    U8ToF32: u8 => f32, f32::from;
-    U16ToF32: u16 => f32, f32::from;
-    I16ToF32: u16 => f32, |raw| f32::from(i16::from_ne_bytes(raw.to_ne_bytes()));
-    F16ToF32: u16 => f32, f16_to_f32;
-    Bf16ToF32: u16 => f32, |raw| f32::from_bits(u32::from(raw) << 16);
-    U16ToU32: u16 => u32, u32::from;
-    U16ToI64: u16 => i64, i64::from;
-    F32ToF16: u32 => u16, f32_to_f16;
-    F32ToBf16: u32 => u16, f32_to_bf16;
-}
+raw!(u8 u16 i16 u32);
 
 /// Binary16 to binary32 without a branch and without subnormal operands (slow on some processors).
 #[inline(always)]
-fn f16_to_f32(half: u16) -> f32 {
+pub(super) fn f16_to_f32(half: u16) -> f32 {
     let half = u32::from(half);
     let sign = (half & 0x8000) << 16;
     // Move exponent and fraction to their places in an f32, and replace the exponent's bias, 15, by 127.
@@ -88,7 +49,7 @@ fn f16_to_f32(half: u16) -> f32 {
 
 /// Binary32 to binary16, to nearest, ties to even; a NaN keeps its sign and the upper bits of its payload.
 #[inline(always)]
-fn f32_to_f16(single: u32) -> u16 {
+pub(super) fn f32_to_f16(single: u32) -> u16 {
     let sign = single >> 16 & 0x8000;
     let magnitude = single & 0x7fff_ffff;
     // Round to nearest even: add half a unit of the last kept bit, or just less if that bit is 0, and cut off the rest.
@@ -108,7 +69,7 @@ fn f32_to_f16(single: u32) -> u16 {
 
 /// Binary32 to its upper half, to nearest, ties to even; a NaN keeps its sign and the upper bits of its payload.
 #[inline(always)]
-fn f32_to_bf16(single: u32) -> u16 {
+pub(super) fn f32_to_bf16(single: u32) -> u16 {
     // Round to nearest even, as `f32_to_f16` does. Only a NaN can overflow, and it is replaced below.
     let rounded = single.wrapping_add(0x7fff + (single >> 16 & 1));
     let nan = single | 0x0040_0000;
@@ -148,13 +109,13 @@ impl Affine {
     }
 }
 
-/// A loop over slices.
-pub(super) trait Job {
+/// A loop over source numbers of type `R`.
+pub(super) trait Job<R> {
     fn run(self);
 }
 
 /// Runs the job, with AVX2 if the feature `simd` is on and this processor has it.
-pub(super) fn run<J: Job>(job: J) {
+pub(super) fn run<R, J: Job<R>>(job: J) {
     #[cfg(test)]
     if super::tests::BASELINE.get() {
         return job.run();
@@ -166,52 +127,52 @@ pub(super) fn run<J: Job>(job: J) {
 ///
 /// FMA is left out on purpose: results must not depend on it.
 #[cfg_attr(feature = "simd", multiversion::multiversion(targets("x86_64+avx2")))]
-fn dispatch<J: Job>(job: J) {
+fn dispatch<R, J: Job<R>>(job: J) {
     job.run();
 }
 
-/// Converts numbers one by one, and applies `finish` to each result.
-pub(super) struct Each<'a, C: Convert, F> {
+/// Converts numbers one by one.
+pub(super) struct Each<'a, O, F> {
     pub(super) src: &'a [u8],
     /// As many numbers as `src` has.
-    pub(super) dst: &'a mut [C::Out],
-    pub(super) finish: F,
+    pub(super) dst: &'a mut [O],
+    pub(super) convert: F,
 }
 
-impl<C: Convert, F: Fn(C::Out) -> C::Out> Job for Each<'_, C, F> {
+impl<R: Raw, O, F: Fn(R) -> O> Job<R> for Each<'_, O, F> {
     #[inline(always)]
     fn run(self) {
-        let Self { src, dst, finish } = self;
-        for (out, raw) in dst.iter_mut().zip(src.chunks_exact(C::Raw::BYTES)) {
-            *out = finish(C::convert(C::Raw::read(raw)));
+        let Self { src, dst, convert } = self;
+        for (out, raw) in dst.iter_mut().zip(src.chunks_exact(R::BYTES)) {
+            *out = convert(R::read(raw));
         }
     }
 }
 
 /// Converts interleaved channels, with a scale and a shift for each.
-pub(super) struct Interleaved<'a, C> {
+pub(super) struct Interleaved<'a, F> {
     pub(super) src: &'a [u8],
     /// As many numbers as `src` has.
     pub(super) dst: &'a mut [f32],
     pub(super) affine: &'a Affine,
-    pub(super) convert: PhantomData<C>,
+    pub(super) convert: F,
 }
 
-impl<C: Convert<Out = f32>> Job for Interleaved<'_, C> {
+impl<R: Raw, F: Fn(R) -> f32> Job<R> for Interleaved<'_, F> {
     #[inline(always)]
     fn run(self) {
-        let Self { src, dst, affine: Affine { scale, shift }, .. } = self;
-        for (dst, src) in dst.chunks_mut(scale.len()).zip(src.chunks(scale.len() * C::Raw::BYTES)) {
-            let numbers = dst.iter_mut().zip(src.chunks_exact(C::Raw::BYTES));
+        let Self { src, dst, affine: Affine { scale, shift }, convert } = self;
+        for (dst, src) in dst.chunks_mut(scale.len()).zip(src.chunks(scale.len() * R::BYTES)) {
+            let numbers = dst.iter_mut().zip(src.chunks_exact(R::BYTES));
             for ((out, raw), (scale, shift)) in numbers.zip(scale.iter().zip(shift)) {
-                *out = C::convert(C::Raw::read(raw)) * scale + shift;
+                *out = convert(R::read(raw)) * scale + shift;
             }
         }
     }
 }
 
 /// Separates the channels of whole pictures, and converts them.
-pub(super) struct Planes<'a, C> {
+pub(super) struct Planes<'a, F> {
     pub(super) src: &'a [u8],
     /// As many numbers as `src` has.
     pub(super) dst: &'a mut [f32],
@@ -220,7 +181,7 @@ pub(super) struct Planes<'a, C> {
     /// Pixels of a picture, at least 1.
     pub(super) pixels: usize,
     pub(super) affine: Option<&'a Affine>,
-    pub(super) convert: PhantomData<C>,
+    pub(super) convert: F,
 }
 
 /// With this many channels or fewer, compilers separate them well.
@@ -230,29 +191,32 @@ const FEW: usize = 4;
 /// plane are written, and small enough for the first-level cache.
 const WINDOW: usize = 512;
 
-impl<C: Convert<Out = f32>> Job for Planes<'_, C> {
+impl<R: Raw, F: Fn(R) -> f32> Job<R> for Planes<'_, F> {
     #[inline(always)]
     fn run(self) {
-        match (self.channels, C::Raw::BYTES) {
-            (..=FEW, _) => self.by_channels::<FEW>(),
-            (_, 1) => self.by_channels::<ROW>(),
-            (_, 2) => self.by_channels::<{ ROW / 2 }>(),
+        match (self.channels, R::BYTES) {
+            (..=FEW, _) => self.by_channels::<R, FEW>(),
+            (_, 1) => self.by_channels::<R, ROW>(),
+            (_, 2) => self.by_channels::<R, { ROW / 2 }>(),
             (_, other) => unreachable!("no planes are made of numbers of {other} bytes"),
         }
     }
 }
 
-impl<C: Convert<Out = f32>> Planes<'_, C> {
+impl<F> Planes<'_, F> {
     /// Goes through each picture window by window, and through each window `N` channels at a time.
     #[inline(always)]
-    fn by_channels<const N: usize>(self) {
-        let Self { src, dst, channels, pixels, affine, .. } = self;
-        let mut apart = [[C::Raw::default(); WINDOW]; N];
-        let pixel = channels * C::Raw::BYTES;
+    fn by_channels<R: Raw, const N: usize>(self)
+    where
+        F: Fn(R) -> f32,
+    {
+        let Self { src, dst, channels, pixels, affine, convert } = self;
+        let mut apart = [[R::default(); WINDOW]; N];
+        let pixel = channels * R::BYTES;
         for (src, dst) in src.chunks_exact(pixels * pixel).zip(dst.chunks_exact_mut(pixels * channels)) {
             for start in (0..pixels).step_by(WINDOW) {
                 for first in (0..channels).step_by(N) {
-                    let src = &src[start * pixel + first * C::Raw::BYTES..];
+                    let src = &src[start * pixel + first * R::BYTES..];
                     match channels {
                         2 => few::<_, 2>(src, &mut apart[..2]),
                         3 => few::<_, 3>(src, &mut apart[..3]),
@@ -265,13 +229,13 @@ impl<C: Convert<Out = f32>> Planes<'_, C> {
                         match affine {
                             None => {
                                 for (out, raw) in out.iter_mut().zip(numbers) {
-                                    *out = C::convert(*raw);
+                                    *out = convert(*raw);
                                 }
                             }
                             Some(affine) => {
                                 let (scale, shift) = affine.of(channel);
                                 for (out, raw) in out.iter_mut().zip(numbers) {
-                                    *out = C::convert(*raw) * scale + shift;
+                                    *out = convert(*raw) * scale + shift;
                                 }
                             }
                         }

@@ -42,13 +42,8 @@ mod tests;
 
 pub use error::TransformError;
 
-use std::marker::PhantomData;
-
 use crate::DType;
-use kernel::{
-    Affine, Bf16ToF32, Convert, Each, F16ToF32, F32ToBf16, F32ToF16, I16ToF32, Interleaved, Planes, Raw,
-    U8ToF32, U16ToF32, U16ToI64, U16ToU32, run,
-};
+use kernel::{Affine, Each, Interleaved, Planes, Raw, run};
 
 /// Converts the numbers of records to `f32`, with an optional scale and shift per channel and an optional change to
 /// planar layout. Create it once, then apply it to records or batches.
@@ -197,27 +192,27 @@ impl Transform {
         let dst = front(self.out_len(src.len())?, dst)?;
         let len = dst.len();
         match self.dtype {
-            DType::U8 => self.start::<U8ToF32>(src, dst),
-            DType::U16 => self.start::<U16ToF32>(src, dst),
-            DType::I16 => self.start::<I16ToF32>(src, dst),
-            DType::F16 => self.start::<F16ToF32>(src, dst),
-            DType::Bf16 => self.start::<Bf16ToF32>(src, dst),
+            DType::U8 => self.start::<u8>(src, dst, f32::from),
+            DType::U16 => self.start::<u16>(src, dst, f32::from),
+            DType::I16 => self.start::<i16>(src, dst, f32::from),
+            DType::F16 => self.start(src, dst, kernel::f16_to_f32),
+            DType::Bf16 => self.start(src, dst, |raw: u16| f32::from_bits(u32::from(raw) << 16)),
             other => unreachable!("`new` refuses {other}"),
         }
         Ok(len)
     }
 
-    fn start<C: Convert<Out = f32>>(&self, src: &[u8], dst: &mut [f32]) {
-        let (channels, affine, convert) = (self.channels, self.affine.as_ref(), PhantomData::<C>);
+    fn start<R: Raw>(&self, src: &[u8], dst: &mut [f32], convert: impl Fn(R) -> f32) {
+        let (channels, affine) = (self.channels, self.affine.as_ref());
         match (self.pixels, affine) {
             // With one channel, the planes have the order of the source.
             (Some(pixels), _) if channels > 1 => {
                 run(Planes { src, dst, channels, pixels, affine, convert });
             }
-            (_, None) => run(Each::<C, _> { src, dst, finish: |number| number }),
+            (_, None) => run(Each { src, dst, convert }),
             (_, Some(affine)) if channels == 1 => {
                 let (scale, shift) = affine.of(0);
-                run(Each::<C, _> { src, dst, finish: |number| number * scale + shift });
+                run(Each { src, dst, convert: |raw| convert(raw) * scale + shift });
             }
             (_, Some(affine)) => run(Interleaved { src, dst, affine, convert }),
         }
@@ -243,7 +238,7 @@ impl Transform {
 /// # Ok::<(), twinbuf_mmap::transform::TransformError>(())
 /// ```
 pub fn u16_to_u32(src: &[u8], dst: &mut [u32]) -> Result<usize, TransformError> {
-    each::<U16ToU32>(src, dst)
+    each::<u16, _>(src, dst, u32::from)
 }
 
 /// Converts `u16` tokens to `i64`, an index type of embeddings in `PyTorch`.
@@ -262,7 +257,7 @@ pub fn u16_to_u32(src: &[u8], dst: &mut [u32]) -> Result<usize, TransformError> 
 /// # Ok::<(), twinbuf_mmap::transform::TransformError>(())
 /// ```
 pub fn u16_to_i64(src: &[u8], dst: &mut [i64]) -> Result<usize, TransformError> {
-    each::<U16ToI64>(src, dst)
+    each::<u16, _>(src, dst, i64::from)
 }
 
 /// Rounds `f32` to IEEE binary16, to nearest even (IEEE 754, 4.3.1). The results are the bits of the numbers, in the
@@ -290,7 +285,7 @@ pub fn u16_to_i64(src: &[u8], dst: &mut [i64]) -> Result<usize, TransformError> 
 /// # Ok::<(), twinbuf_mmap::transform::TransformError>(())
 /// ```
 pub fn f32_to_f16(src: &[u8], dst: &mut [u16]) -> Result<usize, TransformError> {
-    each::<F32ToF16>(src, dst)
+    each(src, dst, kernel::f32_to_f16)
 }
 
 /// Rounds `f32` to bfloat16, to nearest even. The results are the bits of the numbers, in the byte order of the host.
@@ -314,17 +309,17 @@ pub fn f32_to_f16(src: &[u8], dst: &mut [u16]) -> Result<usize, TransformError> 
 /// # Ok::<(), twinbuf_mmap::transform::TransformError>(())
 /// ```
 pub fn f32_to_bf16(src: &[u8], dst: &mut [u16]) -> Result<usize, TransformError> {
-    each::<F32ToBf16>(src, dst)
+    each(src, dst, kernel::f32_to_bf16)
 }
 
-fn each<C: Convert>(src: &[u8], dst: &mut [C::Out]) -> Result<usize, TransformError> {
-    let (wanted, found) = (C::Raw::BYTES, src.len());
+fn each<R: Raw, O>(src: &[u8], dst: &mut [O], convert: impl Fn(R) -> O) -> Result<usize, TransformError> {
+    let (wanted, found) = (R::BYTES, src.len());
     if found % wanted != 0 {
         return Err(TransformError::SourceLength { wanted, found });
     }
     let dst = front(found / wanted, dst)?;
     let len = dst.len();
-    run(Each::<C, _> { src, dst, finish: |number| number });
+    run(Each { src, dst, convert });
     Ok(len)
 }
 
