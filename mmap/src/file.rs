@@ -87,14 +87,6 @@ impl DataFile {
         Ok(map)
     }
 
-    /// Returns the mapping, or the reason why there is none.
-    #[cfg(any(target_os = "linux", target_os = "android"))]
-    pub(crate) fn mapping(&self) -> Result<&memmap2::MmapRaw, Error> {
-        // `io::Error` cannot be cloned, and this one stays with the file: return its kind and text.
-        let copy = |error: &io::Error| io::Error::new(error.kind(), error.to_string());
-        self.map.as_ref().map_err(|error| self.failed("mmap", copy(error)))
-    }
-
     /// Returns the error of a system call on this file.
     pub(crate) fn failed(&self, call: &'static str, source: io::Error) -> Error {
         Error::System { path: self.path.clone(), call, source }

@@ -6,7 +6,6 @@ use std::io;
 use std::ops::Range;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt;
-use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 #[cfg(target_os = "android")]
@@ -15,7 +14,7 @@ use libc::{off_t as Offset, posix_fadvise, preadv};
 #[cfg(target_os = "linux")]
 use libc::{off64_t as Offset, posix_fadvise64 as posix_fadvise, preadv64 as preadv};
 
-use super::{Gathered, PIECES};
+use super::{FUSE, Gathered, PIECES};
 use crate::buffer::{around, page_size, prefetch};
 use crate::file::{DataFile, READ_CALLS};
 use crate::{Error, ReadStats};
@@ -52,8 +51,16 @@ pub(crate) fn will_need<'f>(pieces: impl Iterator<Item = (&'f DataFile, Range<u6
 
 /// Hints `ranges`, and empties the list. The ranges are in mappings that exist.
 fn hint(ranges: &mut Vec<libc::iovec>, stats: &mut ReadStats) {
-    let done = at_once(ranges, stats);
-    for range in &ranges[done..] {
+    // The kernel stops at the first range that fails, and returns the number of bytes in the ranges before it.
+    let mut taken = at_once(ranges);
+    stats.hints += u64::from(taken > 0);
+    for range in ranges.drain(..) {
+        if let Some(rest) = taken.checked_sub(range.iov_len) {
+            taken = rest;
+            stats.hinted += range.iov_len as u64;
+            continue;
+        }
+        taken = 0;
         stats.hints += 1;
         // SAFETY: the range is in a mapping that is alive, and this advice changes the contents of no memory.
         match unsafe { libc::madvise(range.iov_base, range.iov_len, libc::MADV_WILLNEED) } {
@@ -61,7 +68,6 @@ fn hint(ranges: &mut Vec<libc::iovec>, stats: &mut ReadStats) {
             _ => stats.failed += 1,
         }
     }
-    ranges.clear();
 }
 
 /// Reads the byte at `at` without waiting, and the byte before it, because the mark of the kernel's read-ahead may be
@@ -90,65 +96,32 @@ fn read_now(file: &File, at: u64) -> bool {
     read >= 0 || io::Error::last_os_error().kind() == io::ErrorKind::WouldBlock
 }
 
-/// `FUSE_SUPER_MAGIC` in the kernel's `include/uapi/linux/magic.h`, also virtiofs's.
-const FUSE: u64 = 0x6573_5546;
-const TMPFS: u64 = 0x0102_1994;
-
-/// Whether hints for this file can block in its file system.
-///
-/// FUSE has at most `max_background` such requests in flight, 12 by default. Further requests wait until one is
-/// answered (`fuse_get_req` in the kernel's `fs/fuse/dev.c`).
-pub(crate) fn hints_wait(file: &File) -> bool {
-    file_system_kind(file) == Some(FUSE)
-}
-
-/// Whether the file's bytes are always in memory: on tmpfs or ramfs, in the kernel's `include/uapi/linux/magic.h`.
-pub(crate) fn lives_in_memory(file: &File) -> bool {
-    file_system_kind(file).is_some_and(|kind| [TMPFS, 0x8584_58F6].contains(&kind))
-}
-
-/// The kernel's number for the type of the file system.
-fn file_system_kind(file: &File) -> Option<u64> {
-    let mut found = std::mem::MaybeUninit::<libc::statfs>::uninit();
+/// Returns the kernel's number for the type of the file system.
+pub(crate) fn file_system(file: &File) -> Option<u64> {
+    // SAFETY: a `statfs` has only numbers, and all of them may be 0.
+    let mut found: libc::statfs = unsafe { std::mem::zeroed() };
     // SAFETY: the descriptor is open as long as `file` lives; the kernel writes one `statfs`.
-    if unsafe { libc::fstatfs(file.as_raw_fd(), found.as_mut_ptr()) } != 0 {
+    if unsafe { libc::fstatfs(file.as_raw_fd(), &raw mut found) } != 0 {
         return None;
     }
-    // SAFETY: the call succeeded, so the kernel has written `found`.
-    let found = unsafe { found.assume_init() };
     #[allow(clippy::useless_conversion, clippy::unnecessary_fallible_conversions, reason = "types differ")]
     let kind = u64::try_from(found.f_type).ok();
     kind
 }
 
-/// Hints `ranges` with one call, counts it, and returns how many ranges were hinted.
-fn at_once(ranges: &[libc::iovec], stats: &mut ReadStats) -> usize {
+/// Hints `ranges` with one call. Returns the number of bytes that were hinted, from the first range on.
+fn at_once(ranges: &[libc::iovec]) -> usize {
     /// Whether the kernel has refused this call. It is then not made again. Relaxed: no other data depends on it.
     static REFUSED: AtomicBool = AtomicBool::new(false);
     if ranges.len() < 2 || REFUSED.load(Relaxed) {
         return 0;
     }
-    let taken = match process_madvise(ranges) {
-        Ok(taken) => taken,
-        Err(error) => {
-            if matches!(error.raw_os_error(), Some(libc::ENOSYS | libc::EPERM | libc::EINVAL)) {
-                REFUSED.store(true, Relaxed);
-            }
-            return 0;
+    process_madvise(ranges).unwrap_or_else(|error| {
+        if matches!(error.raw_os_error(), Some(libc::ENOSYS | libc::EPERM | libc::EINVAL)) {
+            REFUSED.store(true, Relaxed);
         }
-    };
-    // The kernel stops at the first range that fails, and returns the number of bytes in the ranges before it. Count
-    // these ranges.
-    let mut rest = taken;
-    let whole = ranges.iter().take_while(|range| {
-        let left = rest.checked_sub(range.iov_len);
-        rest = left.unwrap_or(rest);
-        left.is_some()
-    });
-    let whole = whole.count();
-    stats.hints += 1;
-    stats.hinted += (taken - rest) as u64;
-    whole
+        0
+    })
 }
 
 /// Returns the number of bytes that were hinted, from the first range on.
@@ -240,49 +213,36 @@ pub(crate) fn gather<'f>(
 pub(crate) fn read_from_disk() -> u64 {
     /// By number, because `libc` has no name for it on Android: `include/uapi/linux/resource.h`.
     const RUSAGE_THREAD: libc::c_int = 1;
-    let mut usage = std::mem::MaybeUninit::<libc::rusage>::uninit();
-    // SAFETY: the kernel writes one `rusage`.
-    if unsafe { libc::getrusage(RUSAGE_THREAD, usage.as_mut_ptr()) } != 0 {
-        return 0;
-    }
-    // SAFETY: the call succeeded, so the kernel has written `usage`.
-    let usage = unsafe { usage.assume_init() };
+    // SAFETY: a `rusage` has only numbers, and all of them may be 0.
+    let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
+    // SAFETY: the kernel writes one `rusage`. If the call fails, the numbers stay 0.
+    unsafe { libc::getrusage(RUSAGE_THREAD, &raw mut usage) };
     // `ru_inblock` counts 512 bytes each (`task_io_get_inblock` in `include/linux/task_io_accounting_ops.h`).
     u64::try_from(usage.ru_inblock).map_or(0, |blocks| blocks * 512)
-}
-
-/// Whether [`read_from_disk`] counts reads of this file. File systems on local disks count them; others may not.
-pub(crate) fn counts_reads(file: &File) -> bool {
-    /// ext4, XFS, btrfs and tmpfs, in the kernel's `include/uapi/linux/magic.h`.
-    const COUNT: [u64; 4] = [0xEF53, 0x5846_5342, 0x9123_683E, TMPFS];
-    // A kernel that was built without these counts (`CONFIG_TASK_IO_ACCOUNTING`) does not have this file.
-    let counts = Path::new("/proc/self/io").exists();
-    counts && file_system_kind(file).is_some_and(|kind| COUNT.contains(&kind))
 }
 
 /// The most pages in one call of `mincore`, which returns one byte for each. The limit keeps memory independent of the
 /// file's size.
 pub(crate) const STRETCH: usize = 4096;
 
-/// Whether the cached pages of this file may belong to a file of another file system, as with overlayfs and with FUSE's
-/// passthrough. `mincore` finds such pages, and `cachestat` does not.
-fn is_stacked(file: &File) -> bool {
-    /// `OVERLAYFS_SUPER_MAGIC` in the kernel's `include/uapi/linux/magic.h`.
-    const OVERLAYFS: u64 = 0x794C_7630;
-    file_system_kind(file).is_none_or(|kind| [OVERLAYFS, FUSE].contains(&kind))
-}
-
 /// Counts pages with `mincore`, a stretch at a time. Skips full stretches in which `cachestat`
 /// finds no page, unless the file system is stacked.
 pub(crate) fn count(data: &DataFile, bytes: &Range<u64>) -> Result<[u64; 2], Error> {
-    let map = data.mapping()?;
+    /// `OVERLAYFS_SUPER_MAGIC` in the kernel's `include/uapi/linux/magic.h`.
+    const OVERLAYFS: u64 = 0x794C_7630;
+    // `io::Error` cannot be cloned, and this one stays with the file: return its kind and text.
+    let copy = |error: &io::Error| io::Error::new(error.kind(), error.to_string());
+    let map = data.map.as_ref().map_err(|error| data.failed("mmap", copy(error)))?;
     let [mut found, mut resident] = [0; 2];
     let page = page_size();
     let mut flags = [0_u8; STRETCH];
     let range = around(bytes, map.len() as u64, page as u64);
     // The range is within the mapping, so both ends fit a usize.
     let [start, end] = [range.start, range.end].map(|at| usize::try_from(at).unwrap_or(map.len()));
-    let skips = end.saturating_sub(start) >= STRETCH * page && !is_stacked(&*data.file()?);
+    // With overlayfs and FUSE's passthrough, cached pages may belong to a file of another file system. `mincore` finds such
+    // pages, and `cachestat` does not.
+    let stacked = || Ok(matches!(file_system(&*data.file()?), None | Some(OVERLAYFS | FUSE)));
+    let skips = end.saturating_sub(start) >= STRETCH * page && !stacked()?;
     for start in (start..end).step_by(STRETCH * page) {
         let pages = (end - start).div_ceil(page).min(STRETCH);
         found += pages as u64;
@@ -359,11 +319,6 @@ pub(crate) fn reopen(data: &DataFile) -> Result<File, Error> {
         .custom_flags(libc::O_DIRECT | libc::O_NONBLOCK)
         .open(format!("/proc/self/fd/{}", file.as_raw_fd()))
         .map_err(|source| data.failed("open(O_DIRECT)", source))
-}
-
-/// Whether `error` means that a read was not aligned to the file's blocks (open(2)).
-pub(crate) fn too_small(error: &io::Error) -> bool {
-    error.raw_os_error() == Some(libc::EINVAL)
 }
 
 /// Reads from `start` on into three pieces of memory, one after the other.

@@ -80,25 +80,15 @@ pub(crate) fn reopen(_: &DataFile) -> Result<File, Error> {
     Err(Error::Unsupported { call: "open(O_DIRECT)" })
 }
 
-/// Whether `error` means that a read was not aligned to the file's blocks.
-pub(crate) fn too_small(error: &io::Error) -> bool {
-    // `ERROR_INVALID_PARAMETER`; elsewhere no file is reopened.
-    cfg!(windows) && error.raw_os_error() == Some(87)
-}
-
 /// Fails: these systems have no such call, or it has no effect, or it also drops what was not written out yet.
 pub(crate) fn evict(_: &DataFile) -> Result<(), Error> {
     Err(Error::Unsupported { call: "posix_fadvise" })
 }
 
-/// Returns `false`: on these systems, no file system is known whose hints block.
-pub(crate) const fn hints_wait(_: &File) -> bool {
-    false
-}
-
-/// Returns `false`: these systems have no direct I/O, or no such file systems.
-pub(crate) const fn lives_in_memory(_: &File) -> bool {
-    false
+/// Returns `None`: on these systems, no file system is known whose hints block, or whose files are always in memory, or
+/// that counts disk reads.
+pub(crate) const fn file_system(_: &File) -> Option<u64> {
+    None
 }
 
 /// Returns `false`: on these systems, the crate has no read that does not wait for the disk.
@@ -119,11 +109,6 @@ pub(crate) const fn read_from_disk() -> u64 {
     0
 }
 
-/// Returns `false`, as [`read_from_disk`] counts nothing.
-pub(crate) const fn counts_reads(_: &File) -> bool {
-    false
-}
-
 /// Fails: if these systems have a `mincore`, it counts the pages of a mapping and not those of the file (macOS), or has
 /// another meaning (the BSDs).
 pub(crate) fn count(_: &DataFile, _: &Range<u64>) -> Result<[u64; 2], Error> {
@@ -135,21 +120,17 @@ pub(crate) fn cannot_be_pinned(_: &io::Error) -> bool {
     false
 }
 
-/// Reads as `preadv` does, piece by piece. Stops at the end of the file and at an error.
+/// Reads as `preadv` does, piece by piece. Stops at a short read, as at the end of the file, and at an error.
 pub(crate) fn read(file: &File, start: u64, pieces: [&mut [u8]; 3]) -> io::Result<usize> {
     let mut done = 0;
-    for piece in pieces {
-        let mut filled = 0;
-        while filled < piece.len() {
-            match read_at(file, &mut piece[filled..], start + (done + filled) as u64) {
-                Ok(0) => return Ok(done + filled),
-                Ok(read) => filled += read,
-                Err(error) if done + filled == 0 => return Err(error),
-                // Return the bytes that were read. The next call meets the error again.
-                Err(_) => return Ok(done + filled),
-            }
+    for piece in pieces.into_iter().filter(|piece| !piece.is_empty()) {
+        match read_at(file, piece, start + done as u64) {
+            Ok(read) if read == piece.len() => done += read,
+            Ok(read) => return Ok(done + read),
+            // Return the bytes that were read. The next call meets the error again.
+            Err(_) if done > 0 => break,
+            Err(error) => return Err(error),
         }
-        done += filled;
     }
     Ok(done)
 }
