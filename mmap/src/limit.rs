@@ -40,19 +40,6 @@ pub(crate) fn kept(_: usize) -> usize {
 pub(crate) fn memory_left() -> Option<u64> {
     use std::path::Path;
 
-    /// The names for one version of control groups: the root folder, the file with the memory in use, the files with
-    /// the limits, and the lines of `memory.stat` that count pages of files.
-    type Names = (&'static str, &'static str, &'static [&'static str], [&'static str; 2]);
-    const ROOT: &str = "/sys/fs/cgroup";
-    const V2: Names =
-        (ROOT, "memory.current", &["memory.max", "memory.high"], ["active_file", "inactive_file"]);
-    const V1: Names = (
-        "/sys/fs/cgroup/memory",
-        "memory.usage_in_bytes",
-        &["memory.limit_in_bytes"],
-        ["total_active_file", "total_inactive_file"],
-    );
-
     fn text(path: impl AsRef<Path>) -> String {
         std::fs::read_to_string(path).unwrap_or_default()
     }
@@ -64,11 +51,16 @@ pub(crate) fn memory_left() -> Option<u64> {
         let mut lines = text.lines().map(str::split_whitespace);
         lines.find_map(|mut words| if words.next()? == name { words.next()?.parse().ok() } else { None })
     }
-    fn left(group: &Path, (_, used, limits, files): &Names) -> Option<u64> {
-        let limit = limits.iter().filter_map(|limit| number(group.join(limit))).min()?;
+    /// What is left in a group. Its files have one set of names in version 2 of control groups, and another in version 1.
+    fn left(group: &Path) -> Option<u64> {
+        let least = |names: &[&str]| names.iter().filter_map(|name| number(group.join(name))).min();
+        let limit = least(&["memory.max", "memory.high", "memory.limit_in_bytes"])?;
+        let used = least(&["memory.current", "memory.usage_in_bytes"])?;
         let stat = text(group.join("memory.stat"));
-        let files: u64 = files.iter().filter_map(|name| line(&stat, name)).sum();
-        Some(limit.saturating_sub(number(group.join(used))?.saturating_sub(files)))
+        // In version 1, the numbers without `total_` leave out the groups below this one.
+        let pages = |kind| line(&stat, &format!("total_{kind}")).or_else(|| line(&stat, kind)).unwrap_or(0);
+        let files = pages("active_file") + pages("inactive_file");
+        Some(limit.saturating_sub(used.saturating_sub(files)))
     }
 
     let machine = line(&text("/proc/meminfo"), "MemAvailable:")?.saturating_mul(1024);
@@ -77,14 +69,13 @@ pub(crate) fn memory_left() -> Option<u64> {
     let groups = text("/proc/self/cgroup");
     let of_groups = groups.lines().flat_map(|line| {
         let mut parts = line.splitn(3, ':').skip(1);
-        let names = match parts.next() {
-            Some("") => V2,
-            Some(kinds) if kinds.split(',').any(|kind| kind == "memory") => V1,
+        let root = match parts.next() {
+            Some("") => "/sys/fs/cgroup",
+            Some(kinds) if kinds.split(',').any(|kind| kind == "memory") => "/sys/fs/cgroup/memory",
             _ => return Vec::new(),
         };
-        let group = Path::new(names.0).join(parts.next().unwrap_or_default().trim_start_matches('/'));
-        let all = group.ancestors().take_while(|group| group.starts_with(names.0));
-        all.filter_map(|group| left(group, &names)).collect()
+        let group = Path::new(root).join(parts.next().unwrap_or_default().trim_start_matches('/'));
+        group.ancestors().take_while(|group| group.starts_with(root)).filter_map(left).collect()
     });
     Some(of_groups.fold(machine, u64::min))
 }
