@@ -161,25 +161,15 @@ impl<'a> Parser<'a> {
     /// Parses numpy's name of the type: byte order, kind and bytes.
     fn dtype(&mut self) -> Result<&'a [u8], Error> {
         match self.text.get(self.at) {
-            // A list stands for a structure, a tuple for a type with a shape of its own: neither is supported.
-            Some(b'[' | b'(') => Err(self.unsupported(self.structure(), self.at)),
+            // A list stands for a structure, a tuple for a type with a shape of its own: neither is supported. The list
+            // ends at the last `]`, because no other value has one.
+            Some(b'[' | b'(') => {
+                let rest = &self.text[self.at..];
+                let end = rest.iter().rposition(|&byte| byte == b']').map_or(rest.len(), |last| last + 1);
+                Err(self.unsupported(&rest[..end], self.at))
+            }
             _ => self.string(),
         }
-    }
-
-    /// Returns the list or tuple that starts here, up to its closing bracket if there is one.
-    fn structure(&self) -> &'a [u8] {
-        let mut open = 0_usize;
-        let rest = &self.text[self.at..];
-        let end = rest.iter().position(|byte| {
-            match byte {
-                b'[' | b'(' => open += 1,
-                b']' | b')' => open = open.saturating_sub(1),
-                _ => {}
-            }
-            open == 0
-        });
-        &rest[..end.map_or(rest.len(), |end| end + 1)]
     }
 
     /// Converts numpy's name of a type. `at` is the index of the name in `text`.
