@@ -63,21 +63,15 @@ impl DataFile {
         Ok(file)
     }
 
-    /// Maps the first `bytes` bytes without touching them. Returns `false` if the address space has no room for them.
-    #[cfg(unix)]
-    pub(crate) fn map(&mut self, bytes: u64) -> bool {
-        self.map = self.mapped(bytes);
-        self.has_room()
-    }
-
     /// Whether the address space had room for the mapping.
     #[cfg(unix)]
     pub(crate) fn has_room(&self) -> bool {
         self.map.as_ref().err().is_none_or(|error| error.kind() != io::ErrorKind::OutOfMemory)
     }
 
+    /// Maps the first `bytes` bytes without touching them.
     #[cfg(unix)]
-    fn mapped(&self, bytes: u64) -> io::Result<memmap2::MmapRaw> {
+    pub(crate) fn mapped(&self, bytes: u64) -> io::Result<memmap2::MmapRaw> {
         // On a 32-bit system a file may be larger than the address space.
         let len = usize::try_from(bytes).map_err(|_| io::ErrorKind::FileTooLarge)?;
         let file = self.kept.as_ref().ok_or(io::ErrorKind::Unsupported)?;

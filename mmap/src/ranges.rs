@@ -61,6 +61,8 @@ pub struct Ranges {
     records: u64,
     bytes: u64,
     longest: usize,
+    /// The files that were skipped because they are too short.
+    pub(crate) skipped: Vec<PathBuf>,
 }
 
 /// A byte range of a file, and the offset in the slot where it goes. A unit (a batch or a group of tensors) consists of
@@ -97,27 +99,27 @@ struct Span {
 }
 
 impl Ranges {
-    /// Opens `paths`. `layout` finds the layout of each file; all layouts must have the same [`Kind`]. If there is a
-    /// list `skipped`, files that are too short are added to it and, unless all are, are no error.
+    /// Opens `paths`. `layout` finds the layout of each file; all layouts must have the same [`Kind`]. With `skip_short`,
+    /// files that are too short are skipped, unless all are too short.
     pub(crate) fn assemble(
         paths: impl IntoIterator<Item: AsRef<Path>>,
-        mut skipped: Option<&mut Vec<PathBuf>>,
+        skip_short: bool,
         mut layout: impl FnMut(&DataFile) -> Result<Layout, Error>,
     ) -> Result<Arc<Self>, Error> {
         let mut common: Option<Kind> = None;
         let (mut bytes, mut longest) = (0_u64, 0);
         let paths: Vec<_> = paths.into_iter().collect();
         let mut shards = Shards::new(paths.len());
-        let mut too_short = None;
+        let (mut skipped, mut too_short) = (Vec::new(), None);
         for path in paths {
             let file = shards.open(path.as_ref())?;
-            let Layout { kind, at, records: count } = match (layout(&file), &mut skipped) {
-                (Err(error @ Error::TooShort { .. }), Some(skipped)) => {
+            let Layout { kind, at, records: count } = match layout(&file) {
+                Err(error @ Error::TooShort { .. }) if skip_short => {
                     skipped.push(file.path);
                     too_short.get_or_insert(error);
                     continue;
                 }
-                (layout, _) => layout?,
+                layout => layout?,
             };
             let common = match (&mut common, shards.all.first()) {
                 (Some(common), Some(first)) if *common != kind => {
@@ -147,7 +149,7 @@ impl Ranges {
                 Some(sum) if usize::try_from(longest).is_ok() => sum,
                 _ => return Err(Error::TooLarge { path: file.path }),
             };
-            shards.push(Shard { file, at, bytes: start..end, first: 0, records: count, before: 0 })?;
+            shards.push(file, at, start..end, count);
         }
         // If all files are too short, report the first one.
         let kind = common.ok_or(too_short.unwrap_or(Error::NoPaths))?;
@@ -155,7 +157,7 @@ impl Ranges {
         let longest = usize::try_from(longest).unwrap_or(usize::MAX);
         let shards = shards.all;
         let records = shards.last().map_or(0, |last| last.records().end);
-        Ok(Arc::new(Self { shards, kind, records, bytes, longest }))
+        Ok(Arc::new(Self { shards, kind, records, bytes, longest, skipped }))
     }
 
     /// Returns the number of records in all files. It is at least 1.
@@ -239,9 +241,8 @@ impl Ranges {
     }
 
     /// The mean length of the records in bytes, at least 1.
-    pub(crate) const fn mean_len(&self) -> u64 {
-        let mean = self.bytes / self.records;
-        if mean == 0 { 1 } else { mean }
+    pub(crate) fn mean_len(&self) -> u64 {
+        (self.bytes / self.records).max(1)
     }
 
     /// Returns the length in bytes of each record of a batch, in batch order. Returns 0 for a record that does not
@@ -444,27 +445,28 @@ impl Shards {
         }
     }
 
-    /// Adds a file, and sets what comes before it.
-    pub(crate) fn push(&mut self, mut shard: Shard) -> Result<(), Error> {
-        let file = &mut shard.file;
+    /// Adds a file that is open.
+    pub(crate) fn push(&mut self, mut file: DataFile, at: Places, bytes: Range<u64>, records: u64) {
         // If the address space has no room for all mappings, unmap all: the program needs room to allocate.
         #[cfg(unix)]
-        if self.all.last().is_none_or(|last| last.file.has_room()) && !file.map(shard.bytes.end) {
-            self.all.iter_mut().for_each(|shard| shard.file.map = Err(ErrorKind::OutOfMemory.into()));
+        if self.all.last().is_none_or(|last| last.file.has_room()) {
+            file.map = file.mapped(bytes.end);
+            if !file.has_room() {
+                self.all.iter_mut().for_each(|shard| shard.file.map = Err(ErrorKind::OutOfMemory.into()));
+            }
         }
         // Consecutive files of one file system have the same answer: ask the system only once.
         file.hints_wait = match self.all.last().filter(|last| last.file.id[0] == file.id[0]) {
             Some(last) => last.file.hints_wait,
-            None => system::hints_wait(&*file.file()?),
+            None => file.kept.as_ref().is_some_and(|file| system::hints_wait(file)),
         };
         if self.all.len() >= self.kept {
             file.give_back();
         }
-        if let Some(last) = self.all.last() {
-            (shard.first, shard.before) = (last.records().end, last.before.saturating_add(last.bytes.end));
-        }
-        self.all.push(shard);
-        Ok(())
+        let last = self.all.last();
+        let first = last.map_or(0, |last| last.records().end);
+        let before = last.map_or(0, |last| last.before.saturating_add(last.bytes.end));
+        self.all.push(Shard { file, at, bytes, first, records, before });
     }
 }
 

@@ -28,7 +28,7 @@ use crate::{DType, Error};
 pub struct Options {
     pub(crate) header: u64,
     partial: bool,
-    skip_short: bool,
+    pub(crate) skip_short: bool,
 }
 
 impl Options {
@@ -98,13 +98,17 @@ impl Options {
         if record_bytes == 0 {
             return Err(Error::ZeroRecord);
         }
-        Records::assemble(self, paths, |file| {
-            let stride = record_bytes as u64;
+        Ranges::assemble(paths, self.skip_short, |file| {
+            let (len, stride) = (behind(file, self.header)?, record_bytes as u64);
+            if len < stride {
+                return Err(Error::TooShort { path: file.path.clone(), wanted: stride, found: len });
+            }
             let records = count(file, self.header, stride, self.partial)?;
             let shape = vec![record_bytes];
             let kind = Kind { dtype: DType::U8, typed: false, shape, bytes: record_bytes, stride };
             Ok(Layout { kind, at: Places::Strided(self.header), records })
         })
+        .map(Records)
     }
 }
 
@@ -143,10 +147,7 @@ impl Options {
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Debug)]
-pub struct Records {
-    ranges: Arc<Ranges>,
-    skipped: Vec<PathBuf>,
-}
+pub struct Records(pub(crate) Arc<Ranges>);
 
 impl Records {
     /// Opens files as records of `record_bytes` untyped bytes, with default [`Options`].
@@ -163,21 +164,10 @@ impl Records {
         Options { header: 0, partial: false, skip_short: false }
     }
 
-    /// Opens `paths`. `layout` finds the layout of each file; all layouts must have the same [`Kind`].
-    pub(crate) fn assemble(
-        options: Options,
-        paths: impl IntoIterator<Item: AsRef<Path>>,
-        layout: impl Fn(&DataFile) -> Result<Layout, Error>,
-    ) -> Result<Self, Error> {
-        let mut skipped = Vec::new();
-        let ranges = Ranges::assemble(paths, options.skip_short.then_some(&mut skipped), layout)?;
-        Ok(Self { ranges, skipped })
-    }
-
     /// Returns the files and the byte ranges of the records, for a [`Reader`](crate::Reader).
     #[must_use]
     pub fn ranges(&self) -> Arc<Ranges> {
-        self.ranges.clone()
+        self.0.clone()
     }
 
     /// Returns the size of a record in bytes, at least 1. It is the product of the [`shape`](Self::shape) and the
@@ -197,7 +187,7 @@ impl Records {
     /// Returns the files that [`Options::skip_short`] skipped.
     #[must_use]
     pub fn skipped(&self) -> &[PathBuf] {
-        &self.skipped
+        &self.0.skipped
     }
 }
 
@@ -205,24 +195,22 @@ impl Deref for Records {
     type Target = Ranges;
 
     fn deref(&self) -> &Ranges {
-        &self.ranges
+        &self.0
     }
 }
 
-/// Returns the number of whole records in a file after its header.
-fn count(file: &DataFile, header: u64, record_bytes: u64, partial: bool) -> Result<u64, Error> {
-    let (len, path) = (behind(file, header)?, || file.path.clone());
-    let (count, found) = (len / record_bytes, len % record_bytes);
-    if count == 0 {
-        Err(Error::TooShort { path: path(), wanted: record_bytes, found: len })
-    } else if found > 0 && !partial {
-        Err(Error::Ragged { path: path(), offset: file.len - found, wanted: record_bytes, found })
-    } else {
-        Ok(count)
+/// Returns the number of whole records or elements in a file after its header. Unless `partial` is set, they must be all
+/// of it.
+pub(crate) fn count(file: &DataFile, header: u64, size: u64, partial: bool) -> Result<u64, Error> {
+    let len = behind(file, header)?;
+    let found = len % size;
+    if found > 0 && !partial {
+        return Err(Error::Ragged { path: file.path.clone(), offset: file.len - found, wanted: size, found });
     }
+    Ok(len / size)
 }
 
 /// Returns the number of bytes in a file after its header.
-pub(crate) fn behind(file: &DataFile, header: u64) -> Result<u64, Error> {
+fn behind(file: &DataFile, header: u64) -> Result<u64, Error> {
     file.check_end(header, file.len).map(|()| file.len - header)
 }

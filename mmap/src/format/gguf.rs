@@ -120,11 +120,10 @@ pub(super) fn tensors(file: &DataFile, index: usize) -> Result<(Vec<Tensor>, Par
             return Err(file.bad_header(*at, "tensors that do not overlap", tensor.name.as_bytes()));
         }
         end = end.max(bytes.end);
-        let Some(end) = bytes.end.checked_add(start).filter(|&end| end <= file.len) else {
-            let wanted = start.saturating_add(bytes.end) - start;
-            return Err(file.bad_length(start, wanted, file.len.saturating_sub(start)));
-        };
-        *bytes = start + bytes.start..end;
+        if start.checked_add(bytes.end).is_none_or(|end| end > file.len) {
+            file.check_data(start, bytes.end, file.len)?;
+        }
+        *bytes = start + bytes.start..start + bytes.end;
     }
     Ok((all.into_iter().map(|(tensor, _)| tensor).collect(), Part { number, of }))
 }
@@ -178,33 +177,25 @@ impl Header<'_> {
             .map_err(|error| self.file.bad_header(at + 8, "a name in UTF-8", error.as_bytes()))
     }
 
-    /// Skips bytes without reading them.
-    fn skip(&mut self, bytes: Option<u64>) -> Result<(), Error> {
-        self.at = self.end(bytes)?;
-        Ok(())
-    }
-
-    /// Skips a value of the type with the number `kind`. `nested` is how deep arrays may be inside it.
+    /// Skips a value of the type with the number `kind`, without reading it. `nested` is how deep arrays may be inside it.
     fn skip_value(&mut self, kind: u64, nested: u32) -> Result<(), Error> {
-        let at = self.at;
-        match (kind, size(kind)) {
-            (_, Some(size)) => self.skip(Some(size)),
-            (8, _) => {
-                let len = self.number(8)?;
-                self.skip(Some(len))
-            }
+        let bytes = match (kind, size(kind)) {
+            (_, Some(size)) => Some(size),
+            (8, _) => Some(self.number(8)?),
             (9, _) if nested > 0 => {
                 let (kind, count) = (self.number(4)?, self.number(8)?);
-                if let Some(size) = size(kind) {
-                    return self.skip(count.checked_mul(size));
-                }
-                for _ in 0..count {
-                    self.skip_value(kind, nested - 1)?;
-                }
-                Ok(())
+                let Some(size) = size(kind) else {
+                    return (0..count).try_for_each(|_| self.skip_value(kind, nested - 1));
+                };
+                count.checked_mul(size)
             }
-            _ => Err(self.file.bad_header(at, "a value of a known type", format!("type {kind}"))),
-        }
+            _ => {
+                let found = format!("type {kind}");
+                return Err(self.file.bad_header(self.at, "a value of a known type", found));
+            }
+        };
+        self.at = self.end(bytes)?;
+        Ok(())
     }
 
     /// Reads the description of a tensor. Its bytes are counted from the start of the data.

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use super::{Array, little, open};
 use crate::file::DataFile;
-use crate::records::behind;
+use crate::records::count;
 use crate::{Cut, DType, Error, Options, Records};
 
 impl Records {
@@ -54,13 +54,8 @@ impl Options {
         let Self { header, .. } = self;
         open(self, paths, cut, |file| {
             refuse(file, dtype, header)?;
-            let (len, wanted) = (behind(file, header)?, dtype.size() as u64);
-            match len % wanted {
-                0 => Ok(Array { offset: header, dtype, shape: vec![len / wanted] }),
-                found => {
-                    Err(Error::Ragged { path: file.path.clone(), offset: file.len - found, wanted, found })
-                }
-            }
+            let elements = count(file, header, dtype.size() as u64, false)?;
+            Ok(Array { offset: header, dtype, shape: vec![elements] })
         })
     }
 }

@@ -36,10 +36,9 @@ pub(super) fn index(file: &DataFile) -> Result<(DType, Vec<u64>), Error> {
     let bytes = |each: u64| {
         sequences.checked_mul(each)?.checked_add(documents.checked_mul(8)?)?.checked_add(HEADER as u64)
     };
-    if bytes(12) != Some(file.len) && bytes(13) != Some(file.len) {
+    if bytes(13) != Some(file.len) {
         let start = HEADER as u64;
-        let wanted = bytes(12).map_or(u64::MAX, |bytes| bytes - start);
-        return Err(file.bad_length(start, wanted, file.len - start));
+        file.check_data(start, bytes(12).map_or(u64::MAX, |bytes| bytes - start), file.len)?;
     }
     let mut offsets = vec![0_u64];
     numbers(file, HEADER as u64, sequences, |at, tokens: [u8; 4]| {

@@ -26,7 +26,7 @@ pub use tensor::{ByteRange, Tensor};
 pub use tensors::Tensors;
 
 use crate::file::{DataFile, little};
-use crate::ranges::{Kind, Layout, Places};
+use crate::ranges::{Kind, Layout, Places, Ranges};
 use crate::{DType, Error, Options, Records};
 
 /// How an array is cut into records.
@@ -96,7 +96,7 @@ fn open(
         Cut::Windows { stride: 0, .. } => return Err(Error::ZeroStride),
         _ => {}
     }
-    Records::assemble(options, paths, |file| layout(file, &parse(file)?, cut))
+    Ranges::assemble(paths, options.skip_short, |file| layout(file, &parse(file)?, cut)).map(Records)
 }
 
 /// Bytes in an array, or `None` if there are 2^64 or more.
@@ -110,10 +110,8 @@ fn data_bytes(dtype: DType, shape: &[u64]) -> Option<u64> {
 
 /// Returns the array if it ends at byte `end` of the file.
 fn checked(file: &DataFile, end: u64, array: Array) -> Result<Array, Error> {
-    let found = end.saturating_sub(array.offset);
     match data_bytes(array.dtype, &array.shape) {
-        Some(wanted) if wanted == found => Ok(array),
-        Some(wanted) => Err(file.bad_length(array.offset, wanted, found)),
+        Some(wanted) => file.check_data(array.offset, wanted, end).map(|()| array),
         None => Err(file.bad_shape("fewer than 2^64 bytes", &array.shape)),
     }
 }
@@ -169,9 +167,14 @@ impl DataFile {
         self.bad("bad header", Some(offset), wanted, excerpt(found.as_ref()), "")
     }
 
-    fn bad_length(&self, offset: u64, wanted: u64, found: u64) -> Error {
+    /// Fails if `wanted` bytes of data from `offset` on do not end at `end`.
+    fn check_data(&self, offset: u64, wanted: u64, end: u64) -> Result<(), Error> {
+        if offset.checked_add(wanted) == Some(end) {
+            return Ok(());
+        }
         let problem = "cut off or grown, by the length of the data";
-        self.bad(problem, Some(offset), format_args!("{wanted} bytes"), found, "")
+        let (wanted, found) = (format_args!("{wanted} bytes"), end.saturating_sub(offset));
+        Err(self.bad(problem, Some(offset), wanted, found, ""))
     }
 
     fn bad_shape(&self, wanted: &str, found: &[u64]) -> Error {

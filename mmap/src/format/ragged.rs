@@ -108,13 +108,10 @@ impl RaggedRecords {
         paths: impl IntoIterator<Item: AsRef<Path>>,
         mut index: impl FnMut(&DataFile) -> Result<(DType, Vec<u64>), Error>,
     ) -> Result<Self, Error> {
-        Ranges::assemble(paths, None, |data| {
+        Ranges::assemble(paths, false, |data| {
             let (dtype, offsets) = index(data)?;
             let (start, end) = (offsets[0], offsets[offsets.len() - 1]);
-            if end != data.len {
-                let [wanted, found] = [end, data.len].map(|end| end.saturating_sub(start));
-                return Err(data.bad_length(start, wanted, found));
-            }
+            data.check_data(start, end - start, data.len)?;
             let (typed, bytes) = (dtype != DType::U8, dtype.size());
             let kind = Kind { dtype, typed, shape: Vec::new(), bytes, stride: bytes as u64 };
             Ok(Layout { kind, records: offsets.len() as u64 - 1, at: Places::Offsets(offsets) })

@@ -3,8 +3,9 @@
 use std::path::Path;
 
 use safetensors::Dtype;
-use safetensors::tensor::Metadata;
+use safetensors::tensor::{Metadata, TensorInfo};
 
+use super::tensor::find;
 use super::{Array, ByteRange, Tensor, little, open};
 use crate::file::DataFile;
 use crate::{Cut, DType, Error, Options, Records};
@@ -89,10 +90,11 @@ impl Records {
         cut: Cut,
     ) -> Result<impl Iterator<Item = (String, Result<Self, Error>)>, Error> {
         let file = DataFile::open(path.as_ref())?;
-        let header = Header::read(&file)?;
-        Ok(header.names().into_iter().map(move |tensor| {
-            let records = open(Self::options(), [&file.path], cut, |file| header.array(file, &tensor));
-            (tensor, records)
+        let header = Header::read(&file, 0)?;
+        Ok((0..header.tensors.len()).map(move |index| {
+            let name = header.tensors[index].name();
+            let records = open(Self::options(), [&file.path], cut, |file| header.array(file, name));
+            (name.to_owned(), records)
         }))
     }
 }
@@ -109,7 +111,7 @@ impl Options {
         tensor: &str,
         cut: Cut,
     ) -> Result<Records, Error> {
-        open(self, paths, cut, |file| Header::read(file)?.array(file, tensor))
+        open(self, paths, cut, |file| Header::read(file, 0)?.array(file, tensor))
     }
 }
 
@@ -117,71 +119,57 @@ impl Options {
 pub(super) struct Header {
     /// The offset of the first byte after the header.
     end: u64,
-    tensors: Metadata,
+    /// The number of bytes in all tensors.
+    len: u64,
+    /// Sorted by name.
+    pub(super) tensors: Vec<Tensor>,
 }
 
 impl Header {
-    pub(super) fn read(file: &DataFile) -> Result<Self, Error> {
+    /// Reads the header of a file. `index` is the index of the file in the model.
+    pub(super) fn read(file: &DataFile, index: usize) -> Result<Self, Error> {
         let length = little(&file.header(0, PREFIX)?);
         let header = file.header(PREFIX, file.header_len(0, LONGEST, length)?)?;
         // The `safetensors` crate also checks that the tensors follow each other and have the bytes of their shapes.
-        let tensors = serde_json::from_slice(&header).map_err(|error| {
+        let found: Metadata = serde_json::from_slice(&header).map_err(|error| {
             // serde's message names a type of that crate: replace the name.
             let found = error.to_string().replace("struct HashMetadata", "a map");
             file.bad_header(PREFIX as u64, "the description of tensors that follow each other", found)
         })?;
-        let header = Self { end: PREFIX as u64 + length, tensors };
+        let end = PREFIX as u64 + length;
+        let describe = |(name, info): (String, &TensorInfo)| {
+            let [start, end] = [info.data_offsets.0, info.data_offsets.1].map(|at| end + at as u64);
+            Tensor {
+                name: name.into(),
+                dtype: dtype(info.dtype),
+                format: info.dtype.to_string().into(),
+                shape: info.shape.as_slice().into(),
+                range: ByteRange { file: index, bytes: start..end },
+            }
+        };
+        let mut tensors: Vec<Tensor> = found.tensors().into_iter().map(describe).collect();
+        tensors.sort_unstable_by(|a, b| a.name.cmp(&b.name));
+        let header = Self { end, len: found.data_len() as u64, tensors };
         header.check_length(file)?;
         Ok(header)
     }
 
     /// Checks that the tensors end where the file does.
     fn check_length(&self, file: &DataFile) -> Result<(), Error> {
-        let (wanted, found) = (self.tensors.data_len() as u64, file.len.saturating_sub(self.end));
-        if wanted == found {
-            return Ok(());
-        }
-        Err(file.bad_length(self.end, wanted, found))
-    }
-
-    /// The names of the tensors, sorted.
-    fn names(&self) -> Vec<String> {
-        let mut names: Vec<String> = self.tensors.tensors().into_keys().collect();
-        names.sort_unstable();
-        names
+        file.check_data(self.end, self.len, file.len)
     }
 
     /// Returns the place, type and shape of a tensor in `file`. Checks the length of the file again, because the file
     /// may have been opened after the header was read.
-    fn array(&self, file: &DataFile, tensor: &str) -> Result<Array, Error> {
+    fn array(&self, file: &DataFile, name: &str) -> Result<Array, Error> {
         self.check_length(file)?;
-        let Some(info) = self.tensors.info(tensor) else {
-            let (path, wanted, found) = (file.path.clone(), tensor.to_owned(), self.names());
-            return Err(Error::NoTensor { path, wanted, found });
-        };
-        let Some(dtype) = dtype(info.dtype) else {
+        let tensor = &self.tensors[find(&self.tensors, name, &file.path)?];
+        let Some(dtype) = tensor.dtype else {
             let advice = "records cannot have this type, but a stream of tensors reads its bytes";
-            return Err(file.unsupported(PREFIX as u64, info.dtype.to_string(), advice));
+            return Err(file.unsupported(PREFIX as u64, tensor.format.to_string(), advice));
         };
-        let shape = info.shape.iter().map(|&axis| axis as u64).collect();
-        Ok(Array { offset: self.end + info.data_offsets.0 as u64, dtype, shape })
-    }
-
-    /// Returns the descriptions of all tensors. `file` is the index of the file in the model.
-    pub(super) fn all(&self, file: usize) -> Vec<Tensor> {
-        let tensors = self.tensors.tensors().into_iter();
-        tensors
-            .map(|(name, info)| {
-                let (start, end) = info.data_offsets;
-                Tensor {
-                    name: name.into(),
-                    dtype: dtype(info.dtype),
-                    format: info.dtype.to_string().into(),
-                    shape: info.shape.as_slice().into(),
-                    range: ByteRange { file, bytes: self.end + start as u64..self.end + end as u64 },
-                }
-            })
-            .collect()
+        let shape = tensor.shape.iter().map(|&axis| axis as u64).collect();
+        Ok(Array { offset: tensor.range.bytes.start, dtype, shape })
     }
 }
 

@@ -3,8 +3,9 @@
 use std::borrow::Cow;
 use std::fmt;
 use std::ops::Range;
+use std::path::Path;
 
-use crate::DType;
+use crate::{DType, Error};
 
 /// A byte range in a file.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -79,4 +80,13 @@ impl fmt::Display for Tensor {
             None => write!(f, "{} {:?}", self.format, self.shape),
         }
     }
+}
+
+/// Finds a tensor by its name. Returns its index in `tensors`, which are sorted by name. `path` is that of the file or the
+/// model, for the error.
+pub(super) fn find(tensors: &[Tensor], name: &str, path: &Path) -> Result<usize, Error> {
+    tensors.binary_search_by(|tensor| (*tensor.name).cmp(name)).map_err(|_| {
+        let found = tensors.iter().map(|tensor| tensor.name.to_string()).collect();
+        Error::NoTensor { path: path.to_owned(), wanted: name.to_owned(), found }
+    })
 }

@@ -1,6 +1,6 @@
 //! The tensors of a model by name: `safetensors`, their index, and GGUF. Only headers are read.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use serde_json::Value;
 
 use super::gguf;
 use super::safetensors::Header;
-use super::tensor::Tensor;
+use super::tensor::{Tensor, find};
 use crate::Error;
 use crate::file::DataFile;
 use crate::ranges::{Places, Shard, Shards};
@@ -73,7 +73,7 @@ impl Tensors {
     /// - [`Error::MissingParts`]: a GGUF file is a part of a model, and not all parts were given.
     /// - [`Error::NoTensor`]: an index lists a tensor that its file does not have.
     pub fn open(paths: impl IntoIterator<Item: AsRef<Path>>) -> Result<Self, Error> {
-        let mut files: Vec<(PathBuf, Option<HashSet<String>>)> = Vec::new();
+        let mut files: Vec<(PathBuf, Option<BTreeSet<String>>)> = Vec::new();
         let mut first = None;
         for path in paths {
             let path = path.as_ref();
@@ -94,14 +94,14 @@ impl Tensors {
                     parts.push((path, part));
                     found
                 }
-                _ => Header::read(&file)?.all(shards.all.len()),
+                _ => Header::read(&file, shards.all.len())?.tensors,
             };
             match names {
-                Some(names) => tensors.extend(listed(&file, found, names)?),
+                Some(names) => tensors.extend(listed(&file, found, &names)?),
                 None => tensors.extend(found),
             }
             let bytes = 0..file.len;
-            shards.push(Shard { file, at: Places::Strided(0), bytes, first: 0, records: 0, before: 0 })?;
+            shards.push(file, Places::Strided(0), bytes, 0);
         }
         whole(&parts)?;
         let shards = shards.all;
@@ -139,11 +139,7 @@ impl Tensors {
     }
 
     pub(crate) fn find(&self, name: &str) -> Result<usize, Error> {
-        let Model { path, tensors, .. } = &*self.0;
-        tensors.binary_search_by(|tensor| (*tensor.name).cmp(name)).map_err(|_| {
-            let found = tensors.iter().map(|tensor| tensor.name.to_string()).collect();
-            Error::NoTensor { path: path.clone(), wanted: name.to_owned(), found }
-        })
+        find(self.all(), name, &self.0.path)
     }
 
     pub(crate) fn shards(&self) -> &[Shard] {
@@ -182,18 +178,17 @@ fn whole(parts: &[(PathBuf, gguf::Part)]) -> Result<(), Error> {
 }
 
 /// Returns the tensors of a file that an index lists for it. Fails if the file does not have all of them.
-fn listed(file: &DataFile, found: Vec<Tensor>, mut names: HashSet<String>) -> Result<Vec<Tensor>, Error> {
-    let (listed, others): (Vec<_>, Vec<_>) =
-        found.into_iter().partition(|tensor| names.remove(&*tensor.name));
-    // Report the missing name that sorts first, so that the error is the same each time.
-    let Some(wanted) = names.into_iter().min() else { return Ok(listed) };
-    let mut found: Vec<String> = listed.iter().chain(&others).map(|tensor| tensor.name.to_string()).collect();
-    found.sort_unstable();
-    Err(Error::NoTensor { path: file.path.clone(), wanted, found })
+fn listed(file: &DataFile, mut found: Vec<Tensor>, names: &BTreeSet<String>) -> Result<Vec<Tensor>, Error> {
+    found.sort_unstable_by(|a, b| a.name.cmp(&b.name));
+    for name in names {
+        find(&found, name, &file.path)?;
+    }
+    found.retain(|tensor| names.contains(&*tensor.name));
+    Ok(found)
 }
 
 /// Reads an index. Returns the files that it names, each with the names of its tensors.
-fn index(path: &Path) -> Result<Vec<(PathBuf, HashSet<String>)>, Error> {
+fn index(path: &Path) -> Result<Vec<(PathBuf, BTreeSet<String>)>, Error> {
     let file = DataFile::open(path)?;
     let len = file.header_len(0, LONGEST, file.len)?;
     let text = file.header(0, len)?;
@@ -206,7 +201,7 @@ fn index(path: &Path) -> Result<Vec<(PathBuf, HashSet<String>)>, Error> {
         return Err(file.bad_header(0, "`weight_map`, from names of tensors to names of files", "none"));
     };
     let folder = path.parent().unwrap_or(Path::new(""));
-    let mut files: BTreeMap<String, HashSet<String>> = BTreeMap::new();
+    let mut files: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
     for (name, part) in map {
         let part = part.as_str().unwrap_or_default();
         // Accept only a plain file name: an index from elsewhere must not choose files outside its folder.
