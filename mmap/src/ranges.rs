@@ -209,20 +209,13 @@ impl Ranges {
     /// than the list starts it again. A record counts as often as the list has it.
     #[must_use]
     pub fn most_bytes(&self, records: u64, list: &RecordList) -> u64 {
-        let count = usize::try_from(records.min(list.len())).unwrap_or(usize::MAX);
         if !self.is_ragged() {
             return records.saturating_mul(self.longest as u64);
         }
-        let mut lengths: Vec<u64> = if list.step().is_none() {
-            // Only a list of unequal steps repeats records.
-            (0..list.len()).filter_map(|at| Some(self.locate(list.get(at)?)?.len)).collect()
-        } else {
-            let offsets = self.shards.iter().filter_map(|shard| match &shard.at {
-                Places::Offsets(offsets) => Some(offsets.windows(2).map(|pair| pair[1] - pair[0])),
-                Places::Strided(_) => None,
-            });
-            offsets.flatten().collect()
-        };
+        let count = usize::try_from(records.min(list.len())).unwrap_or(usize::MAX);
+        // Stop at a record that does not exist: the read of its batch reports it.
+        let lengths = (0..list.len()).map_while(|at| Some(self.locate(list.get(at)?)?.len));
+        let mut lengths: Vec<u64> = lengths.collect();
         if count < lengths.len() {
             lengths.select_nth_unstable_by(count, |a, b| b.cmp(a));
         }
