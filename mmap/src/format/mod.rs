@@ -126,9 +126,9 @@ fn layout(file: &DataFile, array: &Array, cut: Cut) -> Result<Layout, Error> {
         Some(bytes) => bytes,
         None => return Err(file.bad_shape("fewer than 2^64 bytes", &array.shape)),
     };
-    let (window, stride) = match cut {
-        Cut::Rows => (1, 1),
-        Cut::Windows { rows, stride } => (rows as u64, stride as u64),
+    let (window, stride, axis) = match cut {
+        Cut::Rows => (1, 1, None),
+        Cut::Windows { rows, stride } => (rows as u64, stride as u64, Some(rows)),
     };
     // The products may saturate. A window of 2^64 bytes or more fits no file. The stride is used only if there is a
     // second window; if there is one, the stride fits the file and has not saturated.
@@ -138,11 +138,8 @@ fn layout(file: &DataFile, array: &Array, cut: Cut) -> Result<Layout, Error> {
         // The rows are within the file, so this product is at most its length.
         return Err(Error::TooShort { path: file.path.clone(), wanted: bytes, found: rows * row_bytes });
     };
-    let axes = row.iter().map(|&axis| usize::try_from(axis));
-    let shape: Result<Vec<_>, _> = match cut {
-        Cut::Rows => axes.collect(),
-        Cut::Windows { rows, .. } => std::iter::once(Ok(rows)).chain(axes).collect(),
-    };
+    let row = row.iter().map(|&axis| usize::try_from(axis));
+    let shape: Result<Vec<usize>, _> = axis.map(Ok).into_iter().chain(row).collect();
     let (Ok(bytes), Ok(shape)) = (usize::try_from(bytes), shape) else {
         return Err(Error::TooLarge { path: file.path.clone() });
     };

@@ -120,7 +120,7 @@ impl<'a> Parser<'a> {
             let key_at = self.at;
             match self.string()? {
                 b"descr" if dtype.is_none() => dtype = Some(self.value(Self::dtype)?),
-                b"fortran_order" if fortran.is_none() => fortran = Some(self.value(Self::boolean)?),
+                b"fortran_order" if fortran.is_none() => fortran = Some(self.value(Self::true_at)?),
                 b"shape" if shape.is_none() => shape = Some(self.value(Self::shape)?),
                 _ => {
                     self.at = key_at;
@@ -136,44 +136,37 @@ impl<'a> Parser<'a> {
         if self.at < self.text.len() {
             return Err(self.bad("nothing after the dictionary"));
         }
-        let (Some(dtype), Some((fortran, fortran_at)), Some((shape, _))) = (dtype, fortran, shape) else {
+        let (Some(dtype), Some(fortran), Some(shape)) = (dtype, fortran, shape) else {
             return Err(self.bad("'descr', 'fortran_order' and 'shape', each once"));
         };
-        let dtype = self.little_endian(dtype)?;
         // If at most one axis has a length other than 1, both orders have the same bytes. numpy then writes `False`.
         // Libraries that write `True` for every array (NPZ.jl, npy-matlab) also write it for such an array.
-        if fortran && shape.iter().filter(|&&axis| axis != 1).count() > 1 {
-            let (at, wanted) = (Some(self.offset(fortran_at)), "C order, in which each row is one piece");
+        if let Some(at) = fortran.filter(|_| shape.iter().filter(|&&axis| axis != 1).count() > 1) {
+            let wanted = "C order, in which each row is one piece";
             let advice = "save it with `numpy.save(path, numpy.ascontiguousarray(x))`";
-            return Err(self.file.bad("Fortran order", at, wanted, "", advice));
+            return Err(self.file.bad("Fortran order", Some(self.offset(at)), wanted, "", advice));
         }
         Ok((dtype, shape))
     }
 
-    /// Parses the colon, and then the value with `read`. Also returns the index of the value in `text`.
-    fn value<T>(&mut self, read: fn(&mut Self) -> Result<T, Error>) -> Result<(T, usize), Error> {
+    /// Parses the colon, and then the value with `read`.
+    fn value<T>(&mut self, read: fn(&mut Self) -> Result<T, Error>) -> Result<T, Error> {
         self.expect(b':', "`:`")?;
         self.space();
-        let at = self.at;
-        Ok((read(self)?, at))
+        read(self)
     }
 
     /// Parses numpy's name of the type: byte order, kind and bytes.
-    fn dtype(&mut self) -> Result<&'a [u8], Error> {
-        match self.text.get(self.at) {
+    fn dtype(&mut self) -> Result<DType, Error> {
+        let at = self.at;
+        let rest = &self.text[at..];
+        if matches!(rest.first(), Some(b'[' | b'(')) {
             // A list stands for a structure, a tuple for a type with a shape of its own: neither is supported. The list
             // ends at the last `]`, because no other value has one.
-            Some(b'[' | b'(') => {
-                let rest = &self.text[self.at..];
-                let end = rest.iter().rposition(|&byte| byte == b']').map_or(rest.len(), |last| last + 1);
-                Err(self.unsupported(&rest[..end], self.at))
-            }
-            _ => self.string(),
+            let end = rest.iter().rposition(|&byte| byte == b']').map_or(rest.len(), |last| last + 1);
+            return Err(self.unsupported(&rest[..end], at));
         }
-    }
-
-    /// Converts numpy's name of a type. `at` is the index of the name in `text`.
-    fn little_endian(&self, (name, at): (&[u8], usize)) -> Result<DType, Error> {
+        let name = self.string()?;
         let known = |dtype: &DType| {
             let letter = format!("{dtype}").as_bytes()[0];
             // numpy has no names for these three types.
@@ -195,11 +188,12 @@ impl<'a> Parser<'a> {
         }
     }
 
-    fn boolean(&mut self) -> Result<bool, Error> {
-        for (word, value) in [(&b"False"[..], false), (b"True", true)] {
+    /// Parses `True` or `False`. Returns the index of `True` in `text`.
+    fn true_at(&mut self) -> Result<Option<usize>, Error> {
+        for (word, at) in [(&b"False"[..], None), (b"True", Some(self.at))] {
             if self.text[self.at..].starts_with(word) {
                 self.at += word.len();
-                return Ok(value);
+                return Ok(at);
             }
         }
         Err(self.bad("`True` or `False`"))
