@@ -25,23 +25,19 @@ thread_local! {
 }
 
 /// Hints pieces of files: up to [`PIECES`] of them with one call if the kernel permits that,
-/// otherwise with one call for each. A piece starts at a page.
+/// otherwise with one call for each. A piece starts at a page and has at most 1 MiB, so a call has
+/// less than the kernel's limit of 2 GiB less a page (`MAX_RW_COUNT`).
 pub(crate) fn will_need<'f>(pieces: impl Iterator<Item = (&'f DataFile, Range<u64>)>, stats: &mut ReadStats) {
-    /// The most bytes in one call, below the kernel's limit of 2 GiB less a page (`MAX_RW_COUNT`).
-    const BYTES: usize = 1 << 30;
     RANGES.with_borrow_mut(|[ranges, _]| {
         ranges.clear();
-        let mut bytes = 0;
         for (file, piece) in pieces {
             let Ok(map) = &file.map else { continue };
             // An offset that does not fit a usize is past the end of the mapping, because the mapping's length fits.
             let [start, end] =
                 [piece.start, piece.end].map(|at| usize::try_from(at).unwrap_or(usize::MAX).min(map.len()));
-            if ranges.len() == PIECES || bytes + (end - start) > BYTES {
+            if ranges.len() == PIECES {
                 hint(ranges, stats);
-                bytes = 0;
             }
-            bytes += end - start;
             let iov_base = map.as_mut_ptr().wrapping_add(start).cast();
             ranges.push(libc::iovec { iov_base, iov_len: end - start });
         }
