@@ -229,11 +229,7 @@ fn open(path: &Path) -> Result<(File, Metadata), Error> {
     #[cfg(unix)]
     std::os::unix::fs::OpenOptionsExt::custom_flags(&mut options, libc::O_NONBLOCK);
     let file = match options.open(path) {
-        #[cfg(unix)]
-        Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-            std::os::unix::fs::OpenOptionsExt::custom_flags(&mut options, 0);
-            options.open(path)
-        }
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => File::open(path),
         file => file,
     };
     let file = file.map_err(failed)?;

@@ -133,9 +133,8 @@ fn indexed(file: &DataFile) -> Result<Vec<u64>, Error> {
         let advice = "wanted integers of 64 bits: save it with `numpy.save(path, x.astype('<i8'))`";
         return Err(file.unsupported(0, format!("offsets of {dtype}"), advice));
     }
-    let count = match shape[..] {
-        [count] if count >= 2 => count,
-        _ => return Err(file.bad_shape("one axis of at least 2 offsets", &shape)),
+    let [count @ 2..=u64::MAX] = shape[..] else {
+        return Err(file.bad_shape("one axis of at least 2 offsets", &shape));
     };
     let mut offsets = Vec::<u64>::new();
     numbers(file, offset, count, |at, bytes: [u8; 8]| {
