@@ -239,7 +239,9 @@ fn open(path: &Path) -> Result<(File, Metadata), Error> {
 
 /// Converts at most 8 bytes to a number, little-endian.
 pub(crate) fn little(bytes: &[u8]) -> u64 {
-    bytes.iter().rev().fold(0, |number, &byte| number << 8 | u64::from(byte))
+    let cut = |_| bytes.iter().rev().fold(0, |number, &byte| number << 8 | u64::from(byte));
+    // A whole number is one load.
+    bytes.try_into().map_or_else(cut, u64::from_le_bytes)
 }
 
 /// Returns what the path names if it is not a regular file.

@@ -77,7 +77,7 @@ impl Ranges {
         // If several files failed, return the error of the first.
         words.extend(hashes.into_iter().collect::<Result<Vec<u64>, Error>>()?);
         let mut hash = Lanes(START);
-        hash.words(&words);
+        hash.add(words);
         Ok(hash.end())
     }
 }
@@ -86,9 +86,9 @@ impl Ranges {
 fn of_shard(shard: &Shard) -> Result<u64, Error> {
     let all = &shard.bytes;
     let mut hash = Lanes(START);
-    hash.words(&[all.start, shard.records().end - shard.records().start]);
+    hash.add([all.start, shard.records]);
     if let Places::Offsets(offsets) = &shard.at {
-        hash.words(offsets);
+        hash.add(offsets.iter().copied());
     }
     // The first and the last `SAMPLE` bytes. If the records have fewer than both together, all of
     // their bytes, each once.
@@ -99,7 +99,7 @@ fn of_shard(shard: &Shard) -> Result<u64, Error> {
         #[expect(clippy::cast_possible_truncation, reason = "at most `SAMPLE`")]
         let bytes = &mut bytes[..(part.end - part.start) as usize];
         shard.file.read_exact(bytes, part.start)?;
-        hash.bytes(bytes);
+        hash.add(bytes.chunks(8).map(little));
     }
     Ok(hash.end())
 }
@@ -116,16 +116,11 @@ impl Lanes {
         (lane ^ word).wrapping_mul(0x9E37_79B9_7F4A_7C15).rotate_left(32)
     }
 
-    fn words(&mut self, words: &[u64]) {
-        let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
-        self.bytes(&bytes);
-    }
-
-    /// Adds bytes to the hash. Each call starts at lane 0.
-    fn bytes(&mut self, bytes: &[u8]) {
-        for (number, word) in bytes.chunks(8).enumerate() {
+    /// Adds a part of the input to the hash. Each part starts at lane 0.
+    fn add(&mut self, words: impl IntoIterator<Item = u64>) {
+        for (number, word) in words.into_iter().enumerate() {
             let lane = &mut self.0[number % 8];
-            *lane = Self::step(*lane, word.try_into().map_or_else(|_| little(word), u64::from_le_bytes));
+            *lane = Self::step(*lane, word);
         }
     }
 
