@@ -296,26 +296,19 @@ impl Ranges {
     /// other in the slot. Spans without bytes are left out.
     fn spans(&self, mut runs: impl Iterator<Item = Range<u64>>) -> impl Iterator<Item = Result<Span, Error>> {
         let (mut run, mut to) = (0..0, 0);
-        std::iter::from_fn(move || {
-            loop {
-                if run.is_empty() {
-                    run = runs.next()?;
-                }
-                match self.span(&run, to) {
-                    Some(span) => {
-                        run.start += span.records;
-                        to += span.len;
-                        if span.len > 0 {
-                            return Some(Ok(span));
-                        }
-                    }
-                    None => {
-                        let wanted = std::mem::take(&mut run).start;
-                        return Some(Err(Error::NoSuchRecord { wanted, found: self.records }));
-                    }
-                }
+        let all = std::iter::from_fn(move || {
+            if run.is_empty() {
+                run = runs.next()?;
             }
-        })
+            let Some(span) = self.span(&run, to) else {
+                let wanted = std::mem::take(&mut run).start;
+                return Some(Err(Error::NoSuchRecord { wanted, found: self.records }));
+            };
+            run.start += span.records;
+            to += span.len;
+            Some(Ok(span))
+        });
+        all.filter(|span| !matches!(span, Ok(Span { len: 0, .. })))
     }
 
     /// Returns the extents that contain the records of `runs`.
@@ -332,14 +325,12 @@ impl Ranges {
         if self.kind.stride >= self.kind.bytes as u64 {
             return Ok(());
         }
-        let mut rest = out;
         for span in self.spans(batch.runs()) {
             let Span { extent, len, .. } = span?;
             let [len, shared] =
                 [len, len - extent.len()].map(|bytes| usize::try_from(bytes).unwrap_or(usize::MAX));
-            let (part, behind) = rest.split_at_mut_checked(len).unwrap_or_default();
-            rest = behind;
-            expand(part, self.kind.bytes, shared);
+            let start = extent.to - shared;
+            expand(&mut out[start..start + len], self.kind.bytes, shared);
         }
         Ok(())
     }
