@@ -3,7 +3,7 @@
 //! Metadata is skipped, except for the alignment and the numbers of a model in several files. The parser is written
 //! here, because no crate was found that checks what it reads, keeps only what is needed, and has few dependencies.
 
-use super::{ByteRange, Tensor, little};
+use super::{ByteRange, LONGEST, Tensor, little};
 use crate::file::DataFile;
 use crate::{DType, Error};
 
@@ -14,8 +14,6 @@ pub(super) const MAGIC: &[u8] = b"GGUF";
 const AXES: u64 = 4;
 /// The longest name of a tensor or a key, in bytes. The format allows 64 for tensors, and 65 535 for keys.
 const NAME: u64 = 65_535;
-/// The longest header in bytes, as for a `safetensors` file.
-const LONGEST: u64 = 100_000_000;
 /// How deep arrays may be inside arrays.
 const NESTED: u32 = 8;
 /// The most bytes in one read of the file.

@@ -29,6 +29,11 @@ use crate::file::{DataFile, little};
 use crate::ranges::{Kind, Layout, Places, Ranges};
 use crate::{DType, Error, Options, Records};
 
+/// The longest header of a model's file and the longest index, in bytes: safetensors' own rule (`MAX_HEADER_SIZE` in
+/// that crate's `src/tensor.rs`).
+#[cfg(feature = "safetensors")]
+const LONGEST: u64 = 100_000_000;
+
 /// How an array is cut into records.
 ///
 /// A *row* is one entry along the array's first axis: one token of a token file, or one image of an array of images.

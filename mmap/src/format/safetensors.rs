@@ -6,14 +6,12 @@ use safetensors::Dtype;
 use safetensors::tensor::{Metadata, TensorInfo};
 
 use super::tensor::find;
-use super::{Array, ByteRange, Tensor, little, open};
+use super::{Array, ByteRange, LONGEST, Tensor, little, open};
 use crate::file::DataFile;
 use crate::{Cut, DType, Error, Options, Records};
 
 /// Bytes before the header. They are its length, as a number of 64 bits.
 const PREFIX: usize = 8;
-/// The longest header in bytes, by the format's own rule (`MAX_HEADER_SIZE` in the crate's `src/tensor.rs`).
-const LONGEST: u64 = 100_000_000;
 
 impl Records {
     /// Opens the tensor named `tensor` in each file. `cut` sets how rows become records; a row is one entry along

@@ -7,15 +7,12 @@ use std::sync::Arc;
 
 use serde_json::Value;
 
-use super::gguf;
 use super::safetensors::Header;
 use super::tensor::{Tensor, find};
+use super::{LONGEST, gguf};
 use crate::Error;
 use crate::file::DataFile;
 use crate::ranges::{Places, Shard, Shards};
-
-/// The longest index: as long as the longest header of a `safetensors` file.
-const LONGEST: u64 = 100_000_000;
 
 /// The tensors of a model, by name. Requires the feature `safetensors`.
 ///
