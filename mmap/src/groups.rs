@@ -160,36 +160,34 @@ impl Group {
             let tensor = &model.all()[index];
             let range = tensor.range();
             let too_large = || Error::TooLarge { path: model.shards()[range.file].file.path.clone() };
-            let len = usize::try_from(tensor.len()).map_err(|_| too_large())?;
-            if len == 0 {
+            if tensor.is_empty() {
                 // An empty tensor is placed at 0, which is aligned for any type.
                 places.insert(index, 0);
                 continue;
             }
             let start = range.bytes.start;
             let in_place = start % tensor.dtype().map_or(1, |dtype| dtype.size() as u64) == 0;
-            if let Some((last, true)) = extents.last_mut() {
-                if in_place && last.file == range.file && start <= last.bytes.end.saturating_add(GAP) {
-                    let more = range.bytes.end.max(last.bytes.end) - last.bytes.end;
-                    let at = usize::try_from(start - last.bytes.start).map_err(|_| too_large())?;
-                    *last = Extent::new(last.file, last.bytes.start..last.bytes.end + more, last.to);
-                    places.insert(index, last.to + at);
-                    let more = usize::try_from(more).map_err(|_| too_large())?;
-                    end = end.checked_add(more).ok_or_else(too_large)?;
-                    continue;
+            let joins =
+                |last: &Extent| last.file == range.file && start <= last.bytes.end.saturating_add(GAP);
+            match extents.last_mut() {
+                Some((last, true)) if in_place && joins(last) => {
+                    let bytes = last.bytes.start..last.bytes.end.max(range.bytes.end);
+                    *last = Extent::new(last.file, bytes, last.to);
+                }
+                _ => {
+                    let (align, skip) = if in_place { (BLOCK, start % BLOCK as u64) } else { (ALIGN, 0) };
+                    // The remainder is less than `BLOCK`, so it fits a usize.
+                    let skip = usize::try_from(skip).unwrap_or(0);
+                    let to = end.checked_next_multiple_of(align).and_then(|to| to.checked_add(skip));
+                    let to = to.ok_or_else(too_large)?;
+                    extents.push((Extent::new(range.file, range.bytes.clone(), to), in_place));
                 }
             }
-            let (align, skip) = if in_place {
-                // The remainder is less than `BLOCK`, so it fits a usize.
-                (BLOCK, usize::try_from(start % BLOCK as u64).unwrap_or(0))
-            } else {
-                (ALIGN, 0)
-            };
-            let to = end.checked_next_multiple_of(align).and_then(|to| to.checked_add(skip));
-            let to = to.ok_or_else(too_large)?;
-            end = to.checked_add(len).ok_or_else(too_large)?;
-            places.insert(index, to);
-            extents.push((Extent::new(range.file, range.bytes.clone(), to), in_place));
+            let (last, _) = &extents[extents.len() - 1];
+            let len = usize::try_from(last.len()).map_err(|_| too_large())?;
+            end = last.to.checked_add(len).ok_or_else(too_large)?;
+            // The offset is less than `len`, so it fits a usize.
+            places.insert(index, last.to + usize::try_from(start - last.bytes.start).unwrap_or(0));
         }
         let tensors = list.into_iter().map(|index| (index, places[&index])).collect();
         let extents = extents.into_iter().map(|(extent, _)| extent).collect();

@@ -31,18 +31,22 @@ pub(crate) fn will_need<'f>(pieces: impl Iterator<Item = (&'f DataFile, Range<u6
     RANGES.with_borrow_mut(|[ranges, _]| {
         ranges.clear();
         for (file, piece) in pieces {
-            let Ok(map) = &file.map else { continue };
-            // An offset that does not fit a usize is past the end of the mapping, because the mapping's length fits.
-            let [start, end] =
-                [piece.start, piece.end].map(|at| usize::try_from(at).unwrap_or(usize::MAX).min(map.len()));
             if ranges.len() == PIECES {
                 hint(ranges, stats);
             }
-            let iov_base = map.as_mut_ptr().wrapping_add(start).cast();
-            ranges.push(libc::iovec { iov_base, iov_len: end - start });
+            ranges.extend(part(file, &piece));
         }
         hint(ranges, stats);
     });
+}
+
+/// Returns the part of a file's mapping that has these bytes, cut at the mapping's end. `None` if there is no mapping.
+fn part(file: &DataFile, bytes: &Range<u64>) -> Option<libc::iovec> {
+    let map = file.map.as_ref().ok()?;
+    // An offset that does not fit a usize is past the end of the mapping, because the mapping's length fits.
+    let at = |offset| usize::try_from(offset).unwrap_or(usize::MAX).min(map.len());
+    let (start, iov_len) = (at(bytes.start), at(bytes.end) - at(bytes.start));
+    Some(libc::iovec { iov_base: map.as_mut_ptr().wrapping_add(start).cast(), iov_len })
 }
 
 /// Hints `ranges`, and empties the list. The ranges are in mappings that exist.
@@ -156,28 +160,23 @@ pub(crate) fn gather<'f>(
     RANGES.with_borrow_mut(|[from, into]| {
         from.clear();
         into.clear();
-        let entry = |base: *mut u8, len| libc::iovec { iov_base: base.cast(), iov_len: len };
         let slot = out.as_mut_ptr();
         let mut wanted = 0;
         for (file, bytes, to) in pieces {
-            let Ok(map) = &file.map else { return Gathered::Unavailable };
-            // An offset that does not fit a usize is past the end of the mapping, because the mapping's length fits.
-            let at = |offset| usize::try_from(offset).unwrap_or(usize::MAX).min(map.len());
-            let (start, len) = (at(bytes.start), at(bytes.end) - at(bytes.start));
+            let Some(piece) = part(file, bytes) else { return Gathered::Unavailable };
+            let len = piece.iov_len;
             if to.checked_add(len).is_none_or(|end| end > out.len()) {
                 return Gathered::Unavailable;
             }
             wanted += len;
             // Pieces are scattered: prefetch the front and the end of each, so that the kernel's copy waits less.
-            prefetch(map.as_ptr().wrapping_add(start), len.min(FRONT));
-            prefetch(map.as_ptr().wrapping_add(start + len).wrapping_sub(64), 64);
-            from.push(entry(map.as_mut_ptr().wrapping_add(start), len));
-            let base = slot.wrapping_add(to);
+            prefetch(piece.iov_base.cast(), len.min(FRONT));
+            prefetch(piece.iov_base.wrapping_byte_add(len).wrapping_byte_sub(64).cast(), 64);
+            from.push(piece);
+            let base = slot.wrapping_add(to).cast();
             match into.last_mut() {
-                Some(last) if last.iov_base.wrapping_byte_add(last.iov_len) == base.cast() => {
-                    last.iov_len += len;
-                }
-                _ => into.push(entry(base, len)),
+                Some(last) if last.iov_base.wrapping_byte_add(last.iov_len) == base => last.iov_len += len,
+                _ => into.push(libc::iovec { iov_base: base, iov_len: len }),
             }
         }
         // Callers give at most `PIECES` pieces.

@@ -25,34 +25,30 @@ pub(crate) fn will_need<'f>(pieces: impl Iterator<Item = (&'f DataFile, Range<u6
 /// Hints with `PrefetchVirtualMemory`. The file is mapped only during the call, because a file that stays mapped can be
 /// neither truncated nor replaced.
 #[cfg(windows)]
-fn advise(data: &DataFile, bytes: &Range<u64>) -> Result<(), Error> {
+fn advise(data: &DataFile, bytes: &Range<u64>) -> io::Result<()> {
     use windows_sys::Win32::System::Memory::{PrefetchVirtualMemory, WIN32_MEMORY_RANGE_ENTRY};
     use windows_sys::Win32::System::Threading::GetCurrentProcess;
-    let failed = |source| data.failed("PrefetchVirtualMemory", source);
-    let len =
-        usize::try_from(bytes.end - bytes.start).map_err(|_| failed(io::ErrorKind::FileTooLarge.into()))?;
-    let file = data.file()?;
-    let map = memmap2::MmapOptions::new().offset(bytes.start).len(len).map_raw_read_only(&*file);
-    let map = map.map_err(failed)?;
+    let len = usize::try_from(bytes.end - bytes.start).map_err(|_| io::ErrorKind::FileTooLarge)?;
+    let file = data.file().map_err(io::Error::other)?;
+    let map = memmap2::MmapOptions::new().offset(bytes.start).len(len).map_raw_read_only(&*file)?;
     let range =
         WIN32_MEMORY_RANGE_ENTRY { VirtualAddress: map.as_mut_ptr().cast(), NumberOfBytes: map.len() };
     // SAFETY: takes nothing and returns a constant.
     let this = unsafe { GetCurrentProcess() };
     // SAFETY: the one range is in `map`, which is alive. The call changes no byte of it.
     match unsafe { PrefetchVirtualMemory(this, 1, &raw const range, 0) } {
-        0 => Err(failed(io::Error::last_os_error())),
+        0 => Err(io::Error::last_os_error()),
         _ => Ok(()),
     }
 }
 
 #[cfg(not(windows))]
-fn advise(file: &DataFile, bytes: &Range<u64>) -> Result<(), Error> {
-    let Ok(map) = &file.map else { return Err(Error::Unsupported { call: "mmap" }) };
+fn advise(file: &DataFile, bytes: &Range<u64>) -> io::Result<()> {
+    let map = file.map.as_ref().map_err(io::Error::kind)?;
     // An offset that does not fit a usize is past the end of the mapping, because the mapping's length fits.
     let [start, end] =
         [bytes.start, bytes.end].map(|at| usize::try_from(at).unwrap_or(usize::MAX).min(map.len()));
-    let advised = map.advise_range(memmap2::Advice::WillNeed, start, end - start);
-    advised.map_err(|source| file.failed("madvise", source))
+    map.advise_range(memmap2::Advice::WillNeed, start, end - start)
 }
 
 /// Opens the file again, by its handle and not by its path: the path may name another file by now.
