@@ -4,29 +4,11 @@
 /// More channels than this are not repeated.
 const BLOCK: usize = 1024;
 
-/// A source number in little-endian bytes.
-pub(super) trait Raw: Copy + Default {
-    const BYTES: usize;
-
-    /// Reads the number from exactly [`BYTES`](Self::BYTES) bytes.
-    fn read(bytes: &[u8]) -> Self;
+/// Reads a number from exactly `B` bytes. Without the array, the compiler emits a load for each byte.
+#[inline(always)]
+fn read<const B: usize>(bytes: &[u8]) -> [u8; B] {
+    bytes.try_into().expect("as many bytes as a number has")
 }
-
-macro_rules! raw {
-    ($($number:ty)*) => {$(
-        impl Raw for $number {
-            const BYTES: usize = size_of::<$number>();
-
-            #[inline(always)]
-            fn read(bytes: &[u8]) -> Self {
-                // Convert to an array: the compiler then emits one load in place of one for each byte.
-                Self::from_le_bytes(bytes.try_into().expect("as many bytes as the contract says"))
-            }
-        }
-    )*};
-}
-
-raw!(u8 u16 i16 u32);
 
 /// Binary16 to binary32 without a branch and without subnormal operands (slow on some processors).
 #[inline(always)]
@@ -109,13 +91,13 @@ impl Affine {
     }
 }
 
-/// A loop over source numbers of type `R`.
-pub(super) trait Job<R> {
+/// A loop over source numbers of `B` little-endian bytes.
+pub(super) trait Job<const B: usize> {
     fn run(self);
 }
 
 /// Runs the job, with AVX2 if the feature `simd` is on and this processor has it.
-pub(super) fn run<R, J: Job<R>>(job: J) {
+pub(super) fn run<const B: usize, J: Job<B>>(job: J) {
     #[cfg(test)]
     if super::tests::BASELINE.get() {
         return job.run();
@@ -127,7 +109,7 @@ pub(super) fn run<R, J: Job<R>>(job: J) {
 ///
 /// FMA is left out on purpose: results must not depend on it.
 #[cfg_attr(feature = "simd", multiversion::multiversion(targets("x86_64+avx2")))]
-fn dispatch<R, J: Job<R>>(job: J) {
+fn dispatch<const B: usize, J: Job<B>>(job: J) {
     job.run();
 }
 
@@ -139,12 +121,12 @@ pub(super) struct Each<'a, O, F> {
     pub(super) convert: F,
 }
 
-impl<R: Raw, O, F: Fn(R) -> O> Job<R> for Each<'_, O, F> {
+impl<const B: usize, O, F: Fn([u8; B]) -> O> Job<B> for Each<'_, O, F> {
     #[inline(always)]
     fn run(self) {
         let Self { src, dst, convert } = self;
-        for (out, raw) in dst.iter_mut().zip(src.chunks_exact(R::BYTES)) {
-            *out = convert(R::read(raw));
+        for (out, raw) in dst.iter_mut().zip(src.chunks_exact(B)) {
+            *out = convert(read(raw));
         }
     }
 }
@@ -158,14 +140,14 @@ pub(super) struct Interleaved<'a, F> {
     pub(super) convert: F,
 }
 
-impl<R: Raw, F: Fn(R) -> f32> Job<R> for Interleaved<'_, F> {
+impl<const B: usize, F: Fn([u8; B]) -> f32> Job<B> for Interleaved<'_, F> {
     #[inline(always)]
     fn run(self) {
         let Self { src, dst, affine: Affine { scale, shift }, convert } = self;
-        for (dst, src) in dst.chunks_mut(scale.len()).zip(src.chunks(scale.len() * R::BYTES)) {
-            let numbers = dst.iter_mut().zip(src.chunks_exact(R::BYTES));
+        for (dst, src) in dst.chunks_mut(scale.len()).zip(src.chunks(scale.len() * B)) {
+            let numbers = dst.iter_mut().zip(src.chunks_exact(B));
             for ((out, raw), (scale, shift)) in numbers.zip(scale.iter().zip(shift)) {
-                *out = convert(R::read(raw)) * scale + shift;
+                *out = convert(read(raw)) * scale + shift;
             }
         }
     }
@@ -191,13 +173,13 @@ const FEW: usize = 4;
 /// plane are written, and small enough for the first-level cache.
 const WINDOW: usize = 512;
 
-impl<R: Raw, F: Fn(R) -> f32> Job<R> for Planes<'_, F> {
+impl<const B: usize, F: Fn([u8; B]) -> f32> Job<B> for Planes<'_, F> {
     #[inline(always)]
     fn run(self) {
-        match (self.channels, R::BYTES) {
-            (..=FEW, _) => self.by_channels::<R, FEW>(),
-            (_, 1) => self.by_channels::<R, ROW>(),
-            (_, 2) => self.by_channels::<R, { ROW / 2 }>(),
+        match (self.channels, B) {
+            (..=FEW, _) => self.by_channels::<B, FEW>(),
+            (_, 1) => self.by_channels::<B, ROW>(),
+            (_, 2) => self.by_channels::<B, { ROW / 2 }>(),
             (_, other) => unreachable!("no planes are made of numbers of {other} bytes"),
         }
     }
@@ -206,21 +188,21 @@ impl<R: Raw, F: Fn(R) -> f32> Job<R> for Planes<'_, F> {
 impl<F> Planes<'_, F> {
     /// Goes through each picture window by window, and through each window `N` channels at a time.
     #[inline(always)]
-    fn by_channels<R: Raw, const N: usize>(self)
+    fn by_channels<const B: usize, const N: usize>(self)
     where
-        F: Fn(R) -> f32,
+        F: Fn([u8; B]) -> f32,
     {
         let Self { src, dst, channels, pixels, affine, convert } = self;
-        let mut apart = [[R::default(); WINDOW]; N];
-        let pixel = channels * R::BYTES;
+        let mut apart = [[[0; B]; WINDOW]; N];
+        let pixel = channels * B;
         for (src, dst) in src.chunks_exact(pixels * pixel).zip(dst.chunks_exact_mut(pixels * channels)) {
             for start in (0..pixels).step_by(WINDOW) {
                 for first in (0..channels).step_by(N) {
-                    let src = &src[start * pixel + first * R::BYTES..];
+                    let src = &src[start * pixel + first * B..];
                     match channels {
-                        2 => few::<_, 2>(src, &mut apart[..2]),
-                        3 => few::<_, 3>(src, &mut apart[..3]),
-                        4 => few::<_, 4>(src, &mut apart[..4]),
+                        2 => few::<B, 2>(src, &mut apart[..2]),
+                        3 => few::<B, 3>(src, &mut apart[..3]),
+                        4 => few::<B, 4>(src, &mut apart[..4]),
                         _ => many(src, pixel, &mut apart),
                     }
                     for (channel, numbers) in (first..channels).zip(&apart) {
@@ -248,10 +230,10 @@ impl<F> Planes<'_, F> {
 
 /// Separates the channels of the next [`WINDOW`] pixels, or of those that are left. `src` has pixels of `N` channels.
 #[inline(always)]
-fn few<R: Raw, const N: usize>(src: &[u8], apart: &mut [[R; WINDOW]]) {
-    for (i, pixel) in src.chunks_exact(N * R::BYTES).enumerate().take(WINDOW) {
-        for (n, raw) in pixel.chunks_exact(R::BYTES).enumerate() {
-            apart[n][i] = R::read(raw);
+fn few<const B: usize, const N: usize>(src: &[u8], apart: &mut [[[u8; B]; WINDOW]]) {
+    for (i, pixel) in src.chunks_exact(N * B).enumerate().take(WINDOW) {
+        for (n, raw) in pixel.chunks_exact(B).enumerate() {
+            apart[n][i] = read(raw);
         }
     }
 }
@@ -259,7 +241,7 @@ fn few<R: Raw, const N: usize>(src: &[u8], apart: &mut [[R; WINDOW]]) {
 /// Does the same for the first `N` channels of pixels of `pixel` bytes. If the pixels have fewer channels, the rest of
 /// `apart` has no meaning.
 #[inline(always)]
-fn many<R: Raw, const N: usize>(src: &[u8], pixel: usize, apart: &mut [[R; WINDOW]; N]) {
+fn many<const B: usize, const N: usize>(src: &[u8], pixel: usize, apart: &mut [[[u8; B]; WINDOW]; N]) {
     let mut rows = [[0; ROW]; N];
     for at in (0..WINDOW).step_by(N) {
         let Some(src) = src.get(at * pixel..) else { return };
@@ -267,8 +249,8 @@ fn many<R: Raw, const N: usize>(src: &[u8], pixel: usize, apart: &mut [[R; WINDO
             // These are the last pixels of the picture. To read whole rows of bytes would go past its end. If pixels
             // are shorter than a row, more than `N` of them may be left.
             for (i, pixel) in src.chunks(pixel).enumerate().take(WINDOW - at) {
-                for (plane, raw) in apart.iter_mut().zip(pixel.chunks_exact(R::BYTES)) {
-                    plane[at + i] = R::read(raw);
+                for (plane, raw) in apart.iter_mut().zip(pixel.chunks_exact(B)) {
+                    plane[at + i] = read(raw);
                 }
             }
             return;
@@ -276,9 +258,9 @@ fn many<R: Raw, const N: usize>(src: &[u8], pixel: usize, apart: &mut [[R; WINDO
         for (i, row) in rows.iter_mut().enumerate() {
             row.copy_from_slice(&src[i * pixel..][..ROW]);
         }
-        for (plane, row) in apart.iter_mut().zip(transpose::<R, N>(rows)) {
-            for (number, raw) in plane[at..][..N].iter_mut().zip(row.chunks_exact(R::BYTES)) {
-                *number = R::read(raw);
+        for (plane, row) in apart.iter_mut().zip(transpose::<B, N>(rows)) {
+            for (number, raw) in plane[at..][..N].iter_mut().zip(row.chunks_exact(B)) {
+                *number = read(raw);
             }
         }
     }
@@ -288,18 +270,18 @@ fn many<R: Raw, const N: usize>(src: &[u8], pixel: usize, apart: &mut [[R; WINDO
 const ROW: usize = 16;
 
 /// Transposes a square of `N` rows, each of `N` numbers of type `R`: number `j` of row `i` becomes number `i` of row
-/// `j`. `N` is `ROW / R::BYTES`.
+/// `j`. `N` is `ROW / B`.
 ///
 /// Each round merges the two halves of all numbers like cards: one from the first half, one from the second, and so on.
 /// This rotates the bits of each number's index by one. After as many rounds as the index of a row has bits, row and
 /// column have changed places.
 #[inline(always)]
-fn transpose<R: Raw, const N: usize>(mut rows: [[u8; ROW]; N]) -> [[u8; ROW]; N] {
-    assert_eq!(N * R::BYTES, ROW, "numbers in a row");
+fn transpose<const B: usize, const N: usize>(mut rows: [[u8; ROW]; N]) -> [[u8; ROW]; N] {
+    assert_eq!(N * B, ROW, "numbers in a row");
     for _ in 0..N.ilog2() {
         let mut next = [[0; ROW]; N];
         for i in 0..N / 2 {
-            [next[2 * i], next[2 * i + 1]] = interleave::<R>(&rows[i], &rows[i + N / 2]);
+            [next[2 * i], next[2 * i + 1]] = interleave::<B>(&rows[i], &rows[i + N / 2]);
         }
         rows = next;
     }
@@ -312,7 +294,7 @@ fn transpose<R: Raw, const N: usize>(mut rows: [[u8; ROW]; N]) -> [[u8; ROW]; N]
 #[cfg(target_arch = "x86_64")]
 #[expect(clippy::multiple_unsafe_ops_per_block, reason = "all are of SSE2")]
 #[inline(always)]
-fn interleave<R: Raw>(a: &[u8; ROW], b: &[u8; ROW]) -> [[u8; ROW]; 2] {
+fn interleave<const B: usize>(a: &[u8; ROW], b: &[u8; ROW]) -> [[u8; ROW]; 2] {
     use std::arch::x86_64::{
         __m128i, _mm_loadu_si128, _mm_unpackhi_epi8, _mm_unpackhi_epi16, _mm_unpacklo_epi8,
         _mm_unpacklo_epi16,
@@ -322,7 +304,7 @@ fn interleave<R: Raw>(a: &[u8; ROW], b: &[u8; ROW]) -> [[u8; ROW]; 2] {
     // size of the two vectors and no padding.
     unsafe {
         let (a, b) = (_mm_loadu_si128(a.as_ptr().cast()), _mm_loadu_si128(b.as_ptr().cast()));
-        std::mem::transmute::<[__m128i; 2], [[u8; ROW]; 2]>(match R::BYTES {
+        std::mem::transmute::<[__m128i; 2], [[u8; ROW]; 2]>(match B {
             1 => [_mm_unpacklo_epi8(a, b), _mm_unpackhi_epi8(a, b)],
             2 => [_mm_unpacklo_epi16(a, b), _mm_unpackhi_epi16(a, b)],
             other => unreachable!("no planes are made of numbers of {other} bytes"),
@@ -332,11 +314,11 @@ fn interleave<R: Raw>(a: &[u8; ROW], b: &[u8; ROW]) -> [[u8; ROW]; 2] {
 
 #[cfg(not(target_arch = "x86_64"))]
 #[inline(always)]
-fn interleave<R: Raw>(a: &[u8; ROW], b: &[u8; ROW]) -> [[u8; ROW]; 2] {
+fn interleave<const B: usize>(a: &[u8; ROW], b: &[u8; ROW]) -> [[u8; ROW]; 2] {
     let mut both = [[0; ROW]; 2];
-    let numbers = a.chunks_exact(R::BYTES).zip(b.chunks_exact(R::BYTES));
-    for (pair, (a, b)) in both.as_flattened_mut().chunks_exact_mut(2 * R::BYTES).zip(numbers) {
-        let (first, second) = pair.split_at_mut(R::BYTES);
+    let numbers = a.chunks_exact(B).zip(b.chunks_exact(B));
+    for (pair, (a, b)) in both.as_flattened_mut().chunks_exact_mut(2 * B).zip(numbers) {
+        let (first, second) = pair.split_at_mut(B);
         first.copy_from_slice(a);
         second.copy_from_slice(b);
     }

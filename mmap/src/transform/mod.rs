@@ -43,7 +43,7 @@ mod tests;
 pub use error::TransformError;
 
 use crate::DType;
-use kernel::{Affine, Each, Interleaved, Planes, Raw, run};
+use kernel::{Affine, Each, Interleaved, Planes, run};
 
 /// Converts the numbers of records to `f32`, with an optional scale and shift per channel and an optional change to
 /// planar layout. Create it once, then apply it to records or batches.
@@ -192,17 +192,17 @@ impl Transform {
         let dst = front(self.out_len(src.len())?, dst)?;
         let len = dst.len();
         match self.dtype {
-            DType::U8 => self.start::<u8>(src, dst, f32::from),
-            DType::U16 => self.start::<u16>(src, dst, f32::from),
-            DType::I16 => self.start::<i16>(src, dst, f32::from),
-            DType::F16 => self.start(src, dst, kernel::f16_to_f32),
-            DType::Bf16 => self.start(src, dst, |raw: u16| f32::from_bits(u32::from(raw) << 16)),
+            DType::U8 => self.start(src, dst, |number| f32::from(u8::from_le_bytes(number))),
+            DType::U16 => self.start(src, dst, |number| f32::from(u16::from_le_bytes(number))),
+            DType::I16 => self.start(src, dst, |number| f32::from(i16::from_le_bytes(number))),
+            DType::F16 => self.start(src, dst, |half| kernel::f16_to_f32(u16::from_le_bytes(half))),
+            DType::Bf16 => self.start(src, dst, |[low, high]| f32::from_le_bytes([0, 0, low, high])),
             other => unreachable!("`new` refuses {other}"),
         }
         Ok(len)
     }
 
-    fn start<R: Raw>(&self, src: &[u8], dst: &mut [f32], convert: impl Fn(R) -> f32) {
+    fn start<const B: usize>(&self, src: &[u8], dst: &mut [f32], convert: impl Fn([u8; B]) -> f32) {
         let (channels, affine) = (self.channels, self.affine.as_ref());
         match (self.pixels, affine) {
             // With one channel, the planes have the order of the source.
@@ -238,7 +238,7 @@ impl Transform {
 /// # Ok::<(), twinbuf_mmap::transform::TransformError>(())
 /// ```
 pub fn u16_to_u32(src: &[u8], dst: &mut [u32]) -> Result<usize, TransformError> {
-    each::<u16, _>(src, dst, u32::from)
+    each(src, dst, |token| u32::from(u16::from_le_bytes(token)))
 }
 
 /// Converts `u16` tokens to `i64`, an index type of embeddings in `PyTorch`.
@@ -257,7 +257,7 @@ pub fn u16_to_u32(src: &[u8], dst: &mut [u32]) -> Result<usize, TransformError> 
 /// # Ok::<(), twinbuf_mmap::transform::TransformError>(())
 /// ```
 pub fn u16_to_i64(src: &[u8], dst: &mut [i64]) -> Result<usize, TransformError> {
-    each::<u16, _>(src, dst, i64::from)
+    each(src, dst, |token| i64::from(u16::from_le_bytes(token)))
 }
 
 /// Rounds `f32` to IEEE binary16, to nearest even (IEEE 754, 4.3.1). The results are the bits of the numbers, in the
@@ -285,7 +285,7 @@ pub fn u16_to_i64(src: &[u8], dst: &mut [i64]) -> Result<usize, TransformError> 
 /// # Ok::<(), twinbuf_mmap::transform::TransformError>(())
 /// ```
 pub fn f32_to_f16(src: &[u8], dst: &mut [u16]) -> Result<usize, TransformError> {
-    each(src, dst, kernel::f32_to_f16)
+    each(src, dst, |number| kernel::f32_to_f16(u32::from_le_bytes(number)))
 }
 
 /// Rounds `f32` to bfloat16, to nearest even. The results are the bits of the numbers, in the byte order of the host.
@@ -309,11 +309,15 @@ pub fn f32_to_f16(src: &[u8], dst: &mut [u16]) -> Result<usize, TransformError> 
 /// # Ok::<(), twinbuf_mmap::transform::TransformError>(())
 /// ```
 pub fn f32_to_bf16(src: &[u8], dst: &mut [u16]) -> Result<usize, TransformError> {
-    each(src, dst, kernel::f32_to_bf16)
+    each(src, dst, |number| kernel::f32_to_bf16(u32::from_le_bytes(number)))
 }
 
-fn each<R: Raw, O>(src: &[u8], dst: &mut [O], convert: impl Fn(R) -> O) -> Result<usize, TransformError> {
-    let (wanted, found) = (R::BYTES, src.len());
+fn each<const B: usize, O>(
+    src: &[u8],
+    dst: &mut [O],
+    convert: impl Fn([u8; B]) -> O,
+) -> Result<usize, TransformError> {
+    let (wanted, found) = (B, src.len());
     if found % wanted != 0 {
         return Err(TransformError::SourceLength { wanted, found });
     }
