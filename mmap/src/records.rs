@@ -108,7 +108,7 @@ impl Options {
             let kind = Kind { dtype: DType::U8, typed: false, shape, bytes: record_bytes, stride };
             Ok(Layout { kind, at: Places::Strided(self.header), records })
         })
-        .map(Records)
+        .map(|ranges| Records { ranges })
     }
 }
 
@@ -147,7 +147,9 @@ impl Options {
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Debug)]
-pub struct Records(pub(crate) Arc<Ranges>);
+pub struct Records {
+    pub(crate) ranges: Arc<Ranges>,
+}
 
 impl Records {
     /// Opens files as records of `record_bytes` untyped bytes, with default [`Options`].
@@ -167,7 +169,7 @@ impl Records {
     /// Returns the files and the byte ranges of the records, for a [`Reader`](crate::Reader).
     #[must_use]
     pub fn ranges(&self) -> Arc<Ranges> {
-        self.0.clone()
+        self.ranges.clone()
     }
 
     /// Returns the size of a record in bytes, at least 1. It is the product of the [`shape`](Self::shape) and the
@@ -187,7 +189,7 @@ impl Records {
     /// Returns the files that [`Options::skip_short`] skipped.
     #[must_use]
     pub fn skipped(&self) -> &[PathBuf] {
-        &self.0.skipped
+        &self.ranges.skipped
     }
 }
 
@@ -195,7 +197,7 @@ impl Deref for Records {
     type Target = Ranges;
 
     fn deref(&self) -> &Ranges {
-        &self.0
+        &self.ranges
     }
 }
 

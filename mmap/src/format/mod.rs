@@ -101,7 +101,8 @@ fn open(
         Cut::Windows { stride: 0, .. } => return Err(Error::ZeroStride),
         _ => {}
     }
-    Ranges::assemble(paths, options.skip_short, |file| layout(file, &parse(file)?, cut)).map(Records)
+    let ranges = Ranges::assemble(paths, options.skip_short, |file| layout(file, &parse(file)?, cut))?;
+    Ok(Records { ranges })
 }
 
 /// Bytes in an array, or `None` if there are 2^64 or more.
