@@ -95,19 +95,18 @@ pub(super) fn parse(file: &DataFile, part: &Range<u64>) -> Result<Array, Error> 
     let text = offset + width;
     let length = file.header_len(part.start + offset as u64, LONGEST, little(&header(offset, width)?))?;
     let header = header(text, length)?;
-    let mut parser = Parser { file, start: part.start + text as u64, text: &header, at: 0 };
-    let (dtype, shape) = parser.dictionary()?;
-    checked(file, part.end, Array { offset: part.start + (text + length) as u64, dtype, shape })
+    let end = part.start + (text + length) as u64;
+    let (dtype, shape) = Parser { file, rest: &header, end }.dictionary()?;
+    checked(file, part.end, Array { offset: end, dtype, shape })
 }
 
 /// Parses the dictionary from front to back. Every error has the offset in the file.
 struct Parser<'a> {
     file: &'a DataFile,
-    /// Offset of the first byte of `text` in the file.
-    start: u64,
-    text: &'a [u8],
-    /// The index in `text` of the next byte to parse.
-    at: usize,
+    /// What is left to parse.
+    rest: &'a [u8],
+    /// The offset in the file of the end of the dictionary.
+    end: u64,
 }
 
 impl<'a> Parser<'a> {
@@ -117,13 +116,13 @@ impl<'a> Parser<'a> {
         self.expect(b'{', "a dictionary")?;
         while !self.accept(b'}') {
             self.space();
-            let key_at = self.at;
+            let key = self.rest;
             match self.string()? {
                 b"descr" if dtype.is_none() => dtype = Some(self.value(Self::dtype)?),
                 b"fortran_order" if fortran.is_none() => fortran = Some(self.value(Self::true_at)?),
                 b"shape" if shape.is_none() => shape = Some(self.value(Self::shape)?),
                 _ => {
-                    self.at = key_at;
+                    self.rest = key;
                     return Err(self.bad("'descr', 'fortran_order' and 'shape', each once"));
                 }
             }
@@ -133,7 +132,7 @@ impl<'a> Parser<'a> {
             }
         }
         self.space();
-        if self.at < self.text.len() {
+        if !self.rest.is_empty() {
             return Err(self.bad("nothing after the dictionary"));
         }
         let (Some(dtype), Some(fortran), Some(shape)) = (dtype, fortran, shape) else {
@@ -144,7 +143,7 @@ impl<'a> Parser<'a> {
         if let Some(at) = fortran.filter(|_| shape.iter().filter(|&&axis| axis != 1).count() > 1) {
             let wanted = "C order, in which each row is one piece";
             let advice = "save it with `numpy.save(path, numpy.ascontiguousarray(x))`";
-            return Err(self.file.bad("Fortran order", Some(self.offset(at)), wanted, "", advice));
+            return Err(self.file.bad("Fortran order", Some(at), wanted, "", advice));
         }
         Ok((dtype, shape))
     }
@@ -158,8 +157,7 @@ impl<'a> Parser<'a> {
 
     /// Parses numpy's name of the type: byte order, kind and bytes.
     fn dtype(&mut self) -> Result<DType, Error> {
-        let at = self.at;
-        let rest = &self.text[at..];
+        let (at, rest) = (self.at(), self.rest);
         if matches!(rest.first(), Some(b'[' | b'(')) {
             // A list stands for a structure, a tuple for a type with a shape of its own: neither is supported. The list
             // ends at the last `]`, because no other value has one.
@@ -181,18 +179,17 @@ impl<'a> Parser<'a> {
             b'|' if dtype.size() == 1 => Ok(dtype),
             b'>' if dtype.size() > 1 => {
                 let advice = "save it with `numpy.save(path, x.astype(x.dtype.newbyteorder('<')))`";
-                let (at, found) = (Some(self.offset(at)), excerpt(name));
-                Err(self.file.bad("big-endian numbers", at, "little-endian", found, advice))
+                Err(self.file.bad("big-endian numbers", Some(at), "little-endian", excerpt(name), advice))
             }
             _ => Err(self.unsupported(name, at)),
         }
     }
 
-    /// Parses `True` or `False`. Returns the index of `True` in `text`.
-    fn true_at(&mut self) -> Result<Option<usize>, Error> {
-        for (word, at) in [(&b"False"[..], None), (b"True", Some(self.at))] {
-            if self.text[self.at..].starts_with(word) {
-                self.at += word.len();
+    /// Parses `True` or `False`. Returns the offset of `True` in the file.
+    fn true_at(&mut self) -> Result<Option<u64>, Error> {
+        for (word, at) in [(&b"False"[..], None), (b"True", Some(self.at()))] {
+            if let Some(rest) = self.rest.strip_prefix(word) {
+                self.rest = rest;
                 return Ok(at);
             }
         }
@@ -218,59 +215,55 @@ impl<'a> Parser<'a> {
     }
 
     fn number(&mut self) -> Result<u64, Error> {
-        let digits = self.text[self.at..].iter().take_while(|byte| byte.is_ascii_digit()).count();
-        let number = std::str::from_utf8(&self.text[self.at..self.at + digits]).ok();
-        let Some(number) = number.and_then(|number| number.parse().ok()) else {
+        let digits = self.rest.iter().take_while(|byte| byte.is_ascii_digit()).count();
+        let (digits, rest) = self.rest.split_at(digits);
+        let Some(number) = std::str::from_utf8(digits).ok().and_then(|digits| digits.parse().ok()) else {
             return Err(self.bad("a number from 0 to 2^64 - 1"));
         };
-        self.at += digits;
         // Python 2 wrote an `L` after long integers. numpy drops it too (`_filter_header`).
-        if self.text.get(self.at) == Some(&b'L') {
-            self.at += 1;
-        }
+        self.rest = rest.strip_prefix(b"L").unwrap_or(rest);
         Ok(number)
     }
 
     /// Parses the text between two quotes. Escapes are not needed: numpy writes none here, and text with a backslash is
     /// an unknown key or type.
     fn string(&mut self) -> Result<&'a [u8], Error> {
-        let found = self.text[self.at..].split_first().and_then(|(quote, rest)| {
+        let found = self.rest.split_first().and_then(|(quote, rest)| {
             let len = rest.iter().position(|byte| byte == quote)?;
-            matches!(quote, b'\'' | b'"').then(|| &rest[..len])
+            matches!(quote, b'\'' | b'"').then(|| rest.split_at(len))
         });
-        let string = found.ok_or_else(|| self.bad("a string"))?;
-        self.at += string.len() + 2;
+        let (string, rest) = found.ok_or_else(|| self.bad("a string"))?;
+        self.rest = &rest[1..];
         Ok(string)
     }
 
     fn space(&mut self) {
-        let rest = &self.text[self.at..];
-        self.at += rest.iter().take_while(|byte| matches!(byte, b' ' | b'\n' | b'\t' | b'\r')).count();
+        self.rest = self.rest.trim_ascii_start();
     }
 
     /// Skips space, and then `byte` if it comes next. Returns whether it did.
     fn accept(&mut self, byte: u8) -> bool {
         self.space();
-        let next = self.text.get(self.at) == Some(&byte);
-        self.at += usize::from(next);
-        next
+        let rest = self.rest.strip_prefix(&[byte]);
+        self.rest = rest.unwrap_or(self.rest);
+        rest.is_some()
     }
 
     fn expect(&mut self, byte: u8, wanted: &'static str) -> Result<(), Error> {
         if self.accept(byte) { Ok(()) } else { Err(self.bad(wanted)) }
     }
 
-    /// Converts an index in `text` to an offset in the file.
-    fn offset(&self, at: usize) -> u64 {
-        self.start + at as u64
+    /// The offset in the file of what is left.
+    fn at(&self) -> u64 {
+        self.end - self.rest.len() as u64
     }
 
     fn bad(&self, wanted: &'static str) -> Error {
-        self.file.bad_header(self.offset(self.at), wanted, &self.text[self.at..])
+        self.file.bad_header(self.at(), wanted, self.rest)
     }
 
-    fn unsupported(&self, name: &[u8], at: usize) -> Error {
-        self.file.unsupported(self.offset(at), excerpt(name), advice(name))
+    fn unsupported(&self, name: &[u8], at: u64) -> Error {
+        self.file.unsupported(at, excerpt(name), advice(name))
     }
 }
 

@@ -97,6 +97,7 @@ fn read_now(file: &File, at: u64) -> bool {
 }
 
 /// Returns the kernel's number for the type of the file system.
+#[allow(clippy::useless_conversion, clippy::unnecessary_fallible_conversions, reason = "types differ")]
 pub(crate) fn file_system(file: &File) -> Option<u64> {
     // SAFETY: a `statfs` has only numbers, and all of them may be 0.
     let mut found: libc::statfs = unsafe { std::mem::zeroed() };
@@ -104,9 +105,7 @@ pub(crate) fn file_system(file: &File) -> Option<u64> {
     if unsafe { libc::fstatfs(file.as_raw_fd(), &raw mut found) } != 0 {
         return None;
     }
-    #[allow(clippy::useless_conversion, clippy::unnecessary_fallible_conversions, reason = "types differ")]
-    let kind = u64::try_from(found.f_type).ok();
-    kind
+    u64::try_from(found.f_type).ok()
 }
 
 /// Hints `ranges` with one call. Returns the number of bytes that were hinted, from the first range on.
