@@ -132,29 +132,26 @@ impl Ranges {
                 }
                 (common, _) => common.get_or_insert(kind),
             };
+            let too_large = || Error::TooLarge { path: file.path.clone() };
             let (start, end, more) = match &at {
                 Places::Strided(start) => {
-                    longest = common.bytes as u64;
-                    (*start, start + covered(count, common), count.checked_mul(longest))
+                    longest = common.bytes;
+                    (*start, start + covered(count, common), count.checked_mul(longest as u64))
                 }
                 Places::Offsets(offsets) => {
-                    longest = offsets.windows(2).map(|pair| pair[1] - pair[0]).fold(longest, u64::max);
+                    let most = offsets.windows(2).map(|pair| pair[1] - pair[0]).max().unwrap_or(0);
+                    longest = longest.max(usize::try_from(most).map_err(|_| too_large())?);
                     let (start, end) = (offsets[0], offsets[offsets.len() - 1]);
                     (start, end, Some(end - start))
                 }
             };
             // Check only the sum of the bytes. The number of records cannot overflow first, because each record has at
             // least one byte or an offset in memory.
-            bytes = match more.and_then(|more| bytes.checked_add(more)) {
-                Some(sum) if usize::try_from(longest).is_ok() => sum,
-                _ => return Err(Error::TooLarge { path: file.path }),
-            };
+            bytes = more.and_then(|more| bytes.checked_add(more)).ok_or_else(too_large)?;
             shards.push(file, at, start..end, count);
         }
         // If all files are too short, report the first one.
         let kind = common.ok_or(too_short.unwrap_or(Error::NoPaths))?;
-        // The longest record fits a usize: the loop has checked it for every file.
-        let longest = usize::try_from(longest).unwrap_or(usize::MAX);
         let shards = shards.all;
         let records = shards.last().map_or(0, |last| last.records().end);
         Ok(Arc::new(Self { shards, kind, records, bytes, longest, skipped }))
