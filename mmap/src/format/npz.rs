@@ -7,7 +7,7 @@ use std::path::Path;
 
 use rawzip::{CompressionMethod, ReaderAt, ZipArchiveEntryWayfinder, ZipLocator};
 
-use super::{Array, npy, open};
+use super::{npy, open};
 use crate::file::{DataFile, read_at};
 use crate::{Cut, Error, Options, Records};
 
@@ -64,8 +64,7 @@ impl Records {
     ) -> Result<impl Iterator<Item = (String, Result<Self, Error>)>, Error> {
         let file = DataFile::open(path.as_ref())?;
         let archive = Archive::read(&file)?;
-        let arrays = archive.arrays.iter();
-        let found: Vec<_> = arrays.map(|(name, place)| (name.clone(), archive.bytes(name, place))).collect();
+        let found: Vec<_> = archive.arrays.keys().map(|name| (name.clone(), archive.bytes(name))).collect();
         Ok(found.into_iter().map(move |(name, bytes)| {
             let records = bytes.and_then(|bytes| {
                 // Check the bytes again: the file may have become shorter since the archive was read.
@@ -89,29 +88,18 @@ impl Options {
         name: &str,
         cut: Cut,
     ) -> Result<Records, Error> {
-        open(self, paths, cut, |file| array(file, name))
+        open(self, paths, cut, |file| npy::parse(file, &Archive::read(file)?.bytes(name)?))
     }
-}
-
-fn array(file: &DataFile, name: &str) -> Result<Array, Error> {
-    let archive = Archive::read(file)?;
-    let Some(place) = archive.arrays.get(name) else {
-        let (path, found) = (file.path.clone(), archive.arrays.into_keys().collect());
-        return Err(Error::NoTensor { path, wanted: name.to_owned(), found });
-    };
-    npy::parse(file, &archive.bytes(name, place)?)
 }
 
 /// The directory of an archive, read as a whole.
 struct Archive<'a> {
     file: &'a DataFile,
     zip: rawzip::ZipArchive<&'a DataFile>,
-    /// The arrays by name. If two have the same name, the later one is taken, as in Python.
-    arrays: BTreeMap<String, Place>,
+    /// The arrays by name: the place of each in the archive, or its compression or encryption. If two have the same name,
+    /// the later one is taken, as in Python.
+    arrays: BTreeMap<String, Result<ZipArchiveEntryWayfinder, String>>,
 }
-
-/// Where an array is in the archive, or its compression or encryption.
-type Place = Result<ZipArchiveEntryWayfinder, String>;
 
 impl<'a> Archive<'a> {
     fn read(file: &'a DataFile) -> Result<Self, Error> {
@@ -141,14 +129,18 @@ impl<'a> Archive<'a> {
     }
 
     /// Returns the range of an array's bytes in the file.
-    fn bytes(&self, name: &str, place: &Place) -> Result<Range<u64>, Error> {
-        let Self { file, .. } = self;
+    fn bytes(&self, name: &str) -> Result<Range<u64>, Error> {
+        let Self { file, zip, arrays } = self;
+        let place = arrays.get(name).ok_or_else(|| {
+            let (path, found) = (file.path.clone(), arrays.keys().cloned().collect());
+            Error::NoTensor { path, wanted: name.to_owned(), found }
+        })?;
         let place = place.as_ref().map_err(|found| {
             let wanted = format!("{name:?} stored");
             let advice = "save it with `numpy.savez(path, ...)`, not `numpy.savez_compressed`";
             file.bad("the array is compressed", None, wanted, found, advice)
         })?;
-        let entry = self.zip.get_entry(*place).map_err(|error| broken(file, &error))?;
+        let entry = zip.get_entry(*place).map_err(|error| broken(file, &error))?;
         let (start, end) = entry.compressed_data_range();
         within(file, start..end)
     }
