@@ -96,10 +96,8 @@ impl DataFile {
     /// or if its metadata cannot be read. A file that is shorter passes. Does nothing for a
     /// file that is not kept open: [`file`](Self::file) checks such a file at each use.
     pub(crate) fn check_unchanged(&self) -> Result<(), Error> {
-        self.kept.as_ref().map_or(Ok(()), |file| match file.metadata() {
-            Ok(metadata) => self.check(&metadata),
-            Err(source) => Err(Error::opening(&self.path, source)),
-        })
+        let Some(file) = &self.kept else { return Ok(()) };
+        self.check(&file.metadata().map_err(|source| Error::opening(&self.path, source))?)
     }
 
     /// Closes the file; each later use opens it again. Does nothing if its path cannot be made

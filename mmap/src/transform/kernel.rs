@@ -46,7 +46,8 @@ pub(super) fn f32_to_f16(single: u32) -> u16 {
     // 2^16 and more become infinity. Whatever rounds to a finite f16 is less.
     let bits = if magnitude >= (127 + 16) << 23 { 0x7c00 } else { bits };
     let bits = if magnitude > 255 << 23 { nan } else { bits };
-    low_half(sign | bits)
+    // The mask changes nothing: the upper half is 0.
+    ((sign | bits) & 0xffff) as u16
 }
 
 /// Binary32 to its upper half, to nearest, ties to even; a NaN keeps its sign and the upper bits of its payload.
@@ -55,13 +56,8 @@ pub(super) fn f32_to_bf16(single: u32) -> u16 {
     // Round to nearest even, as `f32_to_f16` does. Only a NaN can overflow, and it is replaced below.
     let rounded = single.wrapping_add(0x7fff + (single >> 16 & 1));
     let nan = single | 0x0040_0000;
-    low_half(if single & 0x7fff_ffff > 255 << 23 { nan } else { rounded } >> 16)
-}
-
-#[inline(always)]
-#[expect(clippy::cast_possible_truncation, reason = "callers give numbers below 2^16")]
-const fn low_half(bits: u32) -> u16 {
-    bits as u16
+    let bits = if single & 0x7fff_ffff > 255 << 23 { nan } else { rounded };
+    (bits >> 16) as u16
 }
 
 /// A scale and a shift for each channel, repeated for long loops.
