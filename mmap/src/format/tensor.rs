@@ -1,6 +1,5 @@
 //! The description of a tensor and its position in a file.
 
-use std::borrow::Cow;
 use std::fmt;
 use std::ops::Range;
 use std::path::Path;
@@ -21,7 +20,7 @@ pub struct ByteRange {
 pub struct Tensor {
     pub(super) name: Box<str>,
     pub(super) dtype: Option<DType>,
-    pub(super) format: Cow<'static, str>,
+    pub(super) format: Box<str>,
     pub(super) shape: Box<[usize]>,
     pub(super) range: ByteRange,
 }
