@@ -105,6 +105,7 @@ impl Plan {
 }
 
 /// A launcher that has set its variables, and their values.
+#[derive(Clone, Copy)]
 struct Found {
     launcher: Launcher,
     rank: u64,
@@ -122,15 +123,11 @@ fn find(read: Read<'_>) -> Result<Option<Found>, RankError> {
     let mut found: Option<Found> = None;
     for launcher in LAUNCHERS {
         let Some(other) = pair(launcher, read)? else { continue };
-        match &found {
-            Some(first) if (first.rank, first.world) != (other.rank, other.world) => {
-                let [one, two] = [first, &other].map(|Found { launcher: [a, b], rank, world }| {
-                    format!("{a} and {b} are {rank} and {world}")
-                });
-                return Err(RankError(format!("{one}, {two}: unset the pair that does not apply")));
-            }
-            Some(_) => {}
-            None => found = Some(other),
+        let first = *found.get_or_insert(other);
+        if (first.rank, first.world) != (other.rank, other.world) {
+            let [one, two] = [first, other]
+                .map(|Found { launcher: [a, b], rank, world }| format!("{a} and {b} are {rank} and {world}"));
+            return Err(RankError(format!("{one}, {two}: unset the pair that does not apply")));
         }
     }
     if found.is_none() && read(SLURM[1]).is_some() {
@@ -139,15 +136,10 @@ fn find(read: Read<'_>) -> Result<Option<Found>, RankError> {
     for name in RANKS {
         let Some(value) = read(name) else { continue };
         let rank = number(name, &value)?;
-        match &found {
-            None => return Err(no_world(name)),
-            Some(found) if found.rank != rank => {
-                let first = format!("{} is {}", found.launcher[0], found.rank);
-                return Err(RankError(format!(
-                    "{first} and {name} is {rank}: unset the one that does not apply"
-                )));
-            }
-            Some(_) => {}
+        let Found { launcher, rank: first, .. } = found.ok_or_else(|| no_world(name))?;
+        if first != rank {
+            let both = format!("{} is {first} and {name} is {rank}", launcher[0]);
+            return Err(RankError(format!("{both}: unset the one that does not apply")));
         }
     }
     if found.is_none() {
