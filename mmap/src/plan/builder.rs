@@ -9,11 +9,12 @@ const MAX_SIZES: usize = 16;
 #[derive(Clone, Debug)]
 #[must_use = "a builder does nothing until `build`"]
 pub struct PlanBuilder {
+    /// All options but the batch sizes.
     pub(super) plan: Plan,
+    /// The batch sizes that were given, up to one more than allowed.
+    pub(super) sizes: Vec<(u64, u64)>,
     /// Whether a seed was given.
     pub(super) seeded: bool,
-    /// The number of batch sizes that were given, or 17 if there were more.
-    pub(super) sizes: usize,
 }
 
 impl PlanBuilder {
@@ -42,11 +43,7 @@ impl PlanBuilder {
     /// ```
     pub fn batches(mut self, sizes: impl IntoIterator<Item = (u64, u64)>) -> Self {
         // Keep one size more than allowed: `build` then refuses the schedule.
-        let mut early: Vec<_> = sizes.into_iter().take(MAX_SIZES + 1).collect();
-        self.sizes = early.len();
-        self.plan.batch = early.pop().map_or(0, |(_, batch)| batch);
-        early.retain(|&(steps, _)| steps > 0);
-        self.plan.early = early;
+        self.sizes = sizes.into_iter().take(MAX_SIZES + 1).collect();
         self
     }
 
@@ -117,13 +114,16 @@ impl PlanBuilder {
     /// - [`PlanError::StepTooLarge`]: with [`LastBatch::Wrap`], one step, or all
     ///   [`steps`](Self::steps) that were set, plus the records of the plan exceed 2^64 - 1.
     pub fn build(self) -> Result<Plan, PlanError> {
-        let Self { plan, seeded, sizes } = self;
-        if !(1..=MAX_SIZES).contains(&sizes) {
+        let Self { mut plan, mut sizes, seeded } = self;
+        if !(1..=MAX_SIZES).contains(&sizes.len()) {
             return Err(PlanError::BatchSizes);
         }
         if seeded && plan.shuffle == Shuffle::None {
             return Err(PlanError::SeedWithoutShuffle { seed: plan.seed });
         }
+        plan.batch = sizes.pop().map_or(0, |(_, batch)| batch);
+        sizes.retain(|&(steps, _)| steps > 0);
+        plan.early = sizes;
         plan.checked()
     }
 }

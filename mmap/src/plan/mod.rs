@@ -117,7 +117,7 @@ impl Plan {
             world: 1,
             last_batch: LastBatch::Drop,
         };
-        PlanBuilder { plan, seeded: false, sizes: 1 }
+        PlanBuilder { plan, sizes: vec![(u64::MAX, 1)], seeded: false }
     }
 
     /// Returns this plan for another rank or another number of ranks.
