@@ -17,8 +17,6 @@ use super::window::{self, Shares, Window};
 #[expect(clippy::len_without_is_empty, reason = "a batch holds at least one record")]
 pub struct BatchIndices {
     pub(super) list: RecordList,
-    /// The number of positions in the epoch's order.
-    pub(super) records: u64,
     pub(super) seed: u64,
     pub(crate) shuffle: Shuffle,
     pub(super) epoch: u64,
@@ -93,10 +91,8 @@ impl BatchIndices {
     /// Adjacent ranges are merged: a batch of consecutive records is one range.
     #[must_use]
     pub fn runs(&self) -> impl FusedIterator<Item = Range<u64>> + Clone + fmt::Debug + use<> {
-        let &Self { records, seed, shuffle, epoch, start, end, .. } = self;
-        let (list, seams) = (self.list.clone(), self.seams.clone());
-        let key = Key::new(seed, epoch);
-        let order = match shuffle {
+        let (records, key) = (self.list.len(), Key::new(self.seed, self.epoch));
+        let order = match self.shuffle {
             Shuffle::None => Order::Same,
             Shuffle::Chunks { records: chunk } => Order::Chunks(ShuffledChunks::new(records, chunk, key)),
             Shuffle::Full => Order::Records(InOrder::new(Permutation::new(records, key))),
@@ -104,7 +100,7 @@ impl BatchIndices {
                 Order::Windows(self.windows(chunk, chunks))
             }
         };
-        Runs { order, list, records, seams, at: start, end, next: None }
+        Runs { order, rest: self.clone(), next: None }
     }
 
     /// Returns the first record in batch order.
@@ -115,7 +111,7 @@ impl BatchIndices {
     }
 
     fn windows(&self, chunk: u64, chunks: u64) -> window::Order {
-        window::Order::new(self.records, chunk, chunks, Key::new(self.seed, self.epoch), self.shares)
+        window::Order::new(self.list.len(), chunk, chunks, Key::new(self.seed, self.epoch), self.shares)
     }
 
     /// Returns the chunks that hold the records of a batch of a windowed shuffle. `None` with any
@@ -133,9 +129,17 @@ impl BatchIndices {
         self.windows(chunk, chunks).window(positions)
     }
 
-    /// Returns the position of the first record in the epoch's order, and its neighbors. `None` if it is past the end.
+    /// The number of positions that are left after all seams.
+    fn left(&self) -> u64 {
+        self.seams.as_ref().and_then(|seams| seams.last()).map_or(self.list.len(), |seam| seam.left)
+    }
+
+    /// Converts the first position of the batch, which is among those that are left after all seams, to a position in
+    /// the epoch's order, and its neighbors. Returns `None` if fewer positions are left.
     fn stretch(&self) -> Option<Stretch> {
-        find(self.seams.as_deref().unwrap_or_default(), self.records, self.start)
+        let found = Stretch { position: self.start, back: u64::MAX, ahead: u64::MAX };
+        let seams = self.seams.as_deref().unwrap_or_default().iter().rev();
+        (self.start < self.left()).then(|| seams.fold(found, |found, seam| seam.before(found)))
     }
 
     /// Returns the chunks that a batch of a [windowed](Shuffle::Window) shuffle draws its records from, as ranges of
@@ -217,34 +221,28 @@ enum Order {
 #[derive(Clone, Debug)]
 struct Runs {
     order: Order,
-    list: RecordList,
-    /// The number of positions in the epoch's order.
-    records: u64,
-    seams: Option<Arc<[Seam]>>,
-    /// The position of the next record.
-    at: u64,
-    /// The end of the batch's positions.
-    end: u64,
+    /// The positions of the batch whose records were not looked up yet.
+    rest: BatchIndices,
     /// The next range, if it is already known. It does not touch the one before it.
     next: Option<Range<u64>>,
 }
 
 impl Runs {
-    /// Returns the records from position `at` on, at most to the end of the chunk or of the batch, and moves `at`
-    /// behind them.
+    /// Returns the first records of the rest, at most to the end of the chunk, and takes them off the rest.
     fn piece(&mut self) -> Option<Range<u64>> {
-        if self.at == self.end {
+        let Self { order, rest, .. } = self;
+        if rest.start == rest.end {
             return None;
         }
-        let seams = self.seams.as_deref().unwrap_or_default();
-        let position = match find(seams, self.records, self.at) {
+        let records = rest.list.len();
+        let position = match rest.stretch() {
             Some(found) => found.position,
             // A position after those that are left wraps around to the front of the order.
-            None => (self.at - left(seams, self.records)) % self.records,
+            None => (rest.start - rest.left()) % records,
         };
         // No seam is within these positions: only windows have seams, and their records are found one by one.
-        let wanted = (self.end - self.at).min(self.records - position);
-        let piece = match &mut self.order {
+        let wanted = rest.len().min(records - position);
+        let piece = match order {
             Order::Same => position..position + wanted,
             Order::Chunks(chunks) => {
                 let chunk = chunks.from(position);
@@ -259,8 +257,8 @@ impl Runs {
                 record..record + 1
             }
         };
-        let run = self.list.run(piece);
-        self.at += run.end - run.start;
+        let run = rest.list.run(piece);
+        rest.start += run.end - run.start;
         Some(run)
     }
 }
@@ -442,16 +440,4 @@ struct Stretch {
     back: u64,
     /// The number of neighbors from the position on, including it.
     ahead: u64,
-}
-
-/// The number of positions that are left after all seams in an epoch of `records` positions.
-fn left(seams: &[Seam], records: u64) -> u64 {
-    seams.last().map_or(records, |seam| seam.left)
-}
-
-/// Converts `at`, a position among those that are left after all seams, to a position in the epoch's order. Returns
-/// `None` if fewer positions are left.
-fn find(seams: &[Seam], records: u64, at: u64) -> Option<Stretch> {
-    let found = Stretch { position: at, back: u64::MAX, ahead: u64::MAX };
-    (at < left(seams, records)).then(|| seams.iter().rev().fold(found, |found, seam| seam.before(found)))
 }

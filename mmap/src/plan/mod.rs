@@ -245,7 +245,7 @@ impl Plan {
             // Each iteration counts all next epochs that have one batch size, or one epoch with several sizes.
             let (batch, more) = self.size_at(trained);
             let same = self.with_size(batch);
-            let (mut count, mut own, mut longest) = (1, same.own_steps(), same.longest());
+            let (mut count, mut own, mut longest) = (1, same.steps_of(self.rank), same.steps_of(0));
             // If this size ends with the last whole step of an epoch, the next size takes the records left over: count
             // that epoch as one with several sizes.
             let more = if more < u64::MAX && same.leaves_out() { more - 1 } else { more };
@@ -292,12 +292,13 @@ impl Plan {
         size.map_or((self.batch, u64::MAX), |&(_, batch)| (batch, end - step))
     }
 
-    /// The number of steps of this rank in an epoch, for a plan with a single batch size.
-    fn own_steps(&self) -> u64 {
-        let (full, limit) = (self.full_steps(), self.steps.unwrap_or(u64::MAX));
+    /// The number of steps of a rank in an epoch, for a plan with a single batch size. No rank has more than rank 0.
+    fn steps_of(&self, rank: u64) -> u64 {
+        let full = self.full_steps();
         match self.last_batch {
             LastBatch::Drop => full,
-            LastBatch::Keep => limit.min(full + u64::from(!self.smaller_batch().is_empty())),
+            // The first ranks take one more each of the positions that are left: see `smaller_batch`.
+            LastBatch::Keep => self.steps.unwrap_or(u64::MAX).min(full + u64::from(rank < self.left_out())),
             LastBatch::Wrap => self.steps.unwrap_or(full + u64::from(self.left_out() > 0)),
         }
     }
@@ -312,18 +313,13 @@ impl Plan {
         self.last_batch == LastBatch::Drop && self.left_out() > 0 && self.steps != Some(self.full_steps())
     }
 
-    /// The number of steps of the rank that has the most.
-    fn longest(&self) -> u64 {
-        Self { rank: 0, ..self.clone() }.own_steps()
-    }
-
     /// Returns the positions of a step, and the share around them: with a windowed shuffle, the
     /// positions of all full steps of this rank, or of a later step alone.
     fn positions(&self, step: u64) -> Option<(Range<u64>, Range<u64>)> {
-        if step >= self.own_steps() {
+        if step >= self.steps_of(self.rank) {
             None
         } else if step < self.full_steps() {
-            let Shares { len, .. } = self.shares();
+            let len = self.shares().len;
             Some((self.whole_batch(step), self.rank * len..(self.rank + 1) * len))
         } else {
             let keeps = self.last_batch == LastBatch::Keep;
@@ -346,8 +342,7 @@ impl Plan {
     fn check(self) -> Result<(), PlanError> {
         let Self { records, batch, rank, world, last_batch, .. } = self;
         let wraps = last_batch == LastBatch::Wrap;
-        let step = batch.checked_mul(world);
-        let end = step.and_then(|step| step.checked_mul(self.steps.unwrap_or(1)));
+        let end = batch.checked_mul(world).and_then(|step| step.checked_mul(self.steps.unwrap_or(1)));
         match (self.shuffle, self.steps) {
             _ if records == 0 => Err(PlanError::NoRecords),
             // A data set has at most 2^64 - 1 records, so no record has the number 2^64 - 1.

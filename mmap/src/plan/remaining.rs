@@ -12,8 +12,6 @@ use super::{BatchIndices, LastBatch, PartialEpoch, Plan, PlanError, Shuffle};
 /// Step numbers continue: the number of the first remaining step equals the number of completed steps.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RemainingEpoch {
-    /// The number of records in the whole epoch.
-    records: u64,
     /// The legs before the last one. There is one leg for each batch size that is left in the epoch.
     earlier: Vec<Leg>,
     last: Leg,
@@ -34,40 +32,35 @@ struct Leg {
     seams: Option<Arc<[Seam]>>,
 }
 
-/// The parts of an epoch that were completed.
-struct Past {
-    /// The number of positions in the epoch.
-    records: u64,
+/// The parts of an epoch of `plan` that were completed.
+struct Past<'p> {
+    plan: &'p Plan,
     /// The number of positions that were completed. If the order has started again at its front, counted from there.
     done: u64,
     /// The number of positions that are left up to the end of the order.
     left: u64,
     /// The number of steps that were completed.
     base: u64,
-    /// The number of steps in the epoch, if the plan sets it.
-    steps: Option<u64>,
-    /// Whether the steps may continue past the end of the order.
-    wraps: bool,
     /// The shares of the first part, also if none of its steps is whole.
     shares: Option<Shares>,
     seams: Vec<Seam>,
 }
 
-impl Past {
+impl<'p> Past<'p> {
     /// Creates the past of an epoch that has just started.
-    fn new(plan: &Plan) -> Self {
-        let wraps = plan.last_batch == LastBatch::Wrap && plan.steps.is_some();
-        let &Plan { records, steps, .. } = plan;
-        Self { records, done: 0, left: records, base: 0, steps, wraps, shares: None, seams: Vec::new() }
+    fn new(plan: &'p Plan) -> Self {
+        Self { plan, done: 0, left: plan.records, base: 0, shares: None, seams: Vec::new() }
     }
 
     /// Adds a completed part. Fails if the part has more steps than were left.
     fn push(&mut self, part: PartialEpoch) -> Result<(), PlanError> {
         let PartialEpoch { batch, world, steps } = part;
-        let left = self.left;
-        let room = self.steps.map_or(u64::MAX, |steps| steps - self.base);
+        let Self { plan, left, .. } = *self;
+        let room = plan.steps.map_or(u64::MAX, |steps| steps - self.base);
         let whole = batch.checked_mul(world).and_then(|step| left.checked_div(step)).unwrap_or(0).min(room);
-        let most = if self.wraps && batch > 0 && world > 0 { room } else { whole };
+        // Whether the steps may continue past the end of the order.
+        let wraps = plan.last_batch == LastBatch::Wrap && plan.steps.is_some();
+        let most = if wraps && batch > 0 && world > 0 { room } else { whole };
         let all = steps.checked_mul(batch).and_then(|all| all.checked_mul(world));
         let (true, Some(done)) = (steps <= most, all.and_then(|all| self.done.checked_add(all))) else {
             return Err(PlanError::PartialEpoch { part, left });
@@ -75,7 +68,7 @@ impl Past {
         // No overflow: with `wraps`, the plan limits the steps. Otherwise each step takes records that were left.
         self.base += steps;
         self.left = left.saturating_sub(done - self.done);
-        self.done = if done > self.records { done % self.records } else { done };
+        self.done = if done > plan.records { done % plan.records } else { done };
         self.shares = self.shares.or((steps > 0).then_some(Shares { len: whole * batch, count: world }));
         let steps = steps.min(whole);
         if steps > 0 {
@@ -85,16 +78,36 @@ impl Past {
         Ok(())
     }
 
-    /// Returns what is left, as a leg with this plan's batches and ranks.
-    fn leg(&self, plan: Plan) -> Leg {
-        let windows = matches!(plan.shuffle, Shuffle::Window { .. });
-        let plan = Plan { steps: self.steps.map(|steps| steps - self.base), ..plan };
+    /// Returns what is left, as a leg with batches of this size.
+    fn leg(&self, batch: u64) -> Leg {
+        let windows = matches!(self.plan.shuffle, Shuffle::Window { .. });
+        let steps = self.plan.steps.map(|steps| steps - self.base);
+        let plan = Plan { steps, ..self.plan.with_size(batch) };
         let shares = self.shares.filter(|_| windows).unwrap_or(plan.shares());
         let seams = (windows && !self.seams.is_empty()).then(|| self.seams.as_slice().into());
         // If the order has started again, what the last seam left is visited too, and comes before.
         let visited = self.seams.last().filter(|_| windows).map_or(0, |seam| seam.left);
         let front = if windows && self.left > 0 { 0 } else { visited + self.done };
         Leg { left: Plan { records: self.left, ..plan }, base: self.base, front, shares, seams }
+    }
+
+    /// Returns the rest of the epoch, which started after `trained` steps of the training.
+    fn rest(mut self, trained: u64) -> RemainingEpoch {
+        let mut earlier = Vec::new();
+        loop {
+            let (batch, more) = self.plan.size_at(trained.saturating_add(self.base));
+            let leg = self.leg(batch);
+            let part = PartialEpoch { batch, world: self.plan.world, steps: more };
+            let ends = match leg.left.steps_of(0) {
+                steps if steps == more => !leg.left.leaves_out(),
+                steps => steps < more,
+            };
+            // This leg is the last if the epoch ends in it, or with a step that is not whole: then `push` fails.
+            if ends || self.push(part).is_err() {
+                return RemainingEpoch { earlier, last: leg };
+            }
+            earlier.push(leg);
+        }
     }
 }
 
@@ -130,31 +143,13 @@ impl Plan {
     pub fn resume(&self, trained: u64, parts: &[PartialEpoch]) -> Result<RemainingEpoch, PlanError> {
         let mut past = Past::new(self);
         parts.iter().try_for_each(|part| past.push(*part))?;
-        Ok(self.after(trained, past))
+        Ok(past.rest(trained))
     }
 
     /// Returns a whole epoch that starts after `trained` steps of the training.
     #[must_use]
     pub fn epoch_after(&self, trained: u64) -> RemainingEpoch {
-        self.after(trained, Past::new(self))
-    }
-
-    fn after(&self, trained: u64, mut past: Past) -> RemainingEpoch {
-        let mut earlier = Vec::new();
-        loop {
-            let (batch, more) = self.size_at(trained.saturating_add(past.base));
-            let leg = past.leg(self.with_size(batch));
-            let part = PartialEpoch { batch, world: self.world, steps: more };
-            let ends = match leg.left.longest() {
-                steps if steps == more => !leg.left.leaves_out(),
-                steps => steps < more,
-            };
-            // This leg is the last if the epoch ends in it, or with a step that is not whole: then `push` fails.
-            if ends || past.push(part).is_err() {
-                return RemainingEpoch { records: self.records, earlier, last: leg };
-            }
-            earlier.push(leg);
-        }
+        Past::new(self).rest(trained)
     }
 }
 
@@ -172,13 +167,13 @@ impl RemainingEpoch {
     /// Returns the number of this rank's last step plus one, or [`first`](Self::first) if this rank has no step left.
     #[must_use]
     pub fn end(&self) -> u64 {
-        self.last.base + self.last.left.own_steps()
+        self.last.base + self.last.left.steps_of(self.last.left.rank)
     }
 
     /// Returns the largest [`end`](Self::end) of all ranks.
     #[must_use]
     pub fn max_steps(&self) -> u64 {
-        self.last.base + self.last.left.longest()
+        self.last.base + self.last.left.steps_of(0)
     }
 
     /// Returns the record indices of this rank at `step` of `epoch`. Returns `None` if the step is not one of the
@@ -189,7 +184,6 @@ impl RemainingEpoch {
         let (positions, share) = left.positions(step - base)?;
         Some(BatchIndices {
             list: left.list.clone(),
-            records: self.records,
             seed: left.seed,
             shuffle: left.shuffle,
             epoch,
