@@ -45,8 +45,8 @@ pub(super) struct Ahead<D: Units> {
 /// The next units, and how much of them was requested. A position is a number of bytes of units since
 /// [`Reader::begin`](super::Reader::begin).
 pub(super) struct Window<U> {
-    /// The units that were not requested yet. `None`: there is no list, and nothing is prefetched.
-    units: Option<Box<dyn Iterator<Item = U> + Send>>,
+    /// The units that were not requested yet.
+    units: Box<dyn Iterator<Item = U> + Send>,
     /// The rest of a unit of which only the front was requested.
     rest: Option<U>,
     /// The position up to which units were requested.
@@ -55,10 +55,8 @@ pub(super) struct Window<U> {
     used: u64,
     /// `true` until the first read after `begin` has ended. Until then, only the first unit is requested.
     fresh: bool,
-    /// The last unit that was requested.
-    last: Option<U>,
-    /// Whether whole chunks were requested for `last`, and not only its own records.
-    windowed: bool,
+    /// The last unit that was requested, and whether whole chunks were requested for it, not only its own records.
+    last: Option<(U, bool)>,
     /// The stretches around records that were requested in this epoch.
     pub(super) around: Around,
     /// Points of sequential extents that were not touched yet.
@@ -73,7 +71,7 @@ pub(super) struct Window<U> {
 
 impl<D: Units> Ahead<D> {
     pub(super) fn new(prefetch: u64, burst: u64, windows: bool) -> Self {
-        let window = Mutex::new(Window::new(None));
+        let window = Mutex::new(Window::new(Box::new(std::iter::empty())));
         let missing = AtomicBool::new(false);
         Self { prefetch, burst, stride: u64::MAX, share: 1, windows, window, missing }
     }
@@ -86,17 +84,19 @@ impl<D: Units> Ahead<D> {
         }
         window.around.clear();
         let (around, quiet) = (std::mem::take(&mut window.around), window.quiet);
-        *window = Window { fresh: true, around, quiet, ..Window::new(Some(units)) };
+        *window = Window { fresh: true, around, quiet, ..Window::new(units) };
     }
 
     /// Returns the most bytes of memory for the list of stretches.
     pub(super) fn memory(&self, data: &D, source: &Source) -> u64 {
-        if self.pays(source) { new_around(data.shards(), source).memory() } else { 0 }
+        Around::memory(self.covered(data.shards(), source))
     }
 
-    /// Whether hints cover whole stretches around the records, and not only the records.
-    const fn pays(&self, source: &Source) -> bool {
-        Around::pays(self.stride, self.share) && source.cached > 0
+    /// The number of bytes, from the front of all files on, in which hints cover whole stretches around the records. In the
+    /// others, they cover only the records.
+    fn covered(&self, shards: &[Shard], source: &Source) -> u64 {
+        let all = shards.last().map_or(0, |last| last.before.saturating_add(last.bytes.end));
+        if Around::pays(self.stride, self.share) { all.min(source.cached) } else { 0 }
     }
 
     /// Requests the next units. The reader calls it before each read of `bytes` bytes and after it.
@@ -106,9 +106,6 @@ impl<D: Units> Ahead<D> {
     pub(super) fn advance(&self, data: &D, source: &Source, bytes: u64, before: bool, stats: &mut ReadStats) {
         let mut window = lock(&self.window);
         let window = &mut *window;
-        if window.units.is_none() {
-            return;
-        }
         let fresh = window.fresh;
         if before {
             window.used = window.used.saturating_add(bytes);
@@ -148,16 +145,14 @@ impl<D: Units> Ahead<D> {
     fn ask(&self, window: &mut Window<D::Unit>, of: (&D, &Source), unit: D::Unit, stats: &mut ReadStats) {
         let (data, source) = of;
         let last = window.last.take();
-        if last.as_ref().is_none_or(|last| D::epoch(last) != D::epoch(&unit)) {
+        if last.as_ref().is_none_or(|(last, _)| D::epoch(last) != D::epoch(&unit)) {
             window.around.clear();
         }
-        let mut windows = [self.windows, window.windowed];
-        let asked = data.ahead(&unit, last.as_ref(), &mut windows, |extent, how| {
+        let windowed = data.ahead(&unit, last.as_ref(), self.windows, |extent, how| {
             self.ask_for(window, (data.shards(), source), &extent, how);
         });
-        window.windowed = windows[1];
-        window.last = Some(unit);
-        stats.failed += u64::from(asked.is_err());
+        stats.failed += u64::from(windowed.is_err());
+        window.last = Some((unit, windowed.unwrap_or(false)));
         if !window.hints.is_empty() {
             self.request(window, stats, |window, stats| {
                 cached::hint(data.shards(), &mut window.hints, stats);
@@ -200,8 +195,8 @@ impl<D: Units> Ahead<D> {
                 window.points.extend(cached::points(file, &front, window.told).take(room));
             }
         } else if len > 0 {
-            if self.pays(source) && !window.around.has(1) {
-                window.around = new_around(shards, source);
+            if window.around.asked.is_empty() {
+                window.around = Around::new(self.covered(shards, source));
             }
             if len < cached::STRETCH && window.around.has(shard.before.saturating_add(front.end)) {
                 let limit = shard.bytes.start..shard.bytes.end.min(until);
@@ -224,15 +219,8 @@ impl<D: Units> Ahead<D> {
     }
 }
 
-/// An empty list of requested stretches.
-fn new_around(shards: &[Shard], source: &Source) -> Around {
-    let last = shards.last();
-    let bytes = last.map_or(0, |shard| shard.before.saturating_add(shard.bytes.end));
-    Around::new(if source.stream.is_some() { bytes.min(source.cached) } else { bytes })
-}
-
 impl<U> Window<U> {
-    fn new(units: Option<Box<dyn Iterator<Item = U> + Send>>) -> Self {
+    fn new(units: Box<dyn Iterator<Item = U> + Send>) -> Self {
         Self {
             units,
             rest: None,
@@ -240,7 +228,6 @@ impl<U> Window<U> {
             used: 0,
             fresh: false,
             last: None,
-            windowed: false,
             around: Around::default(),
             points: VecDeque::new(),
             pending: VecDeque::new(),
@@ -251,10 +238,7 @@ impl<U> Window<U> {
 
     /// Takes the next unit, or about as much of it as ends at position `until`.
     fn pull<D: Units<Unit = U>>(&mut self, until: u64, data: &D) -> Option<U> {
-        let unit = match self.rest.take() {
-            Some(rest) => rest,
-            None => self.units.as_mut()?.next()?,
-        };
+        let unit = self.rest.take().or_else(|| self.units.next())?;
         let (part, rest) = data.split(unit, until.saturating_sub(self.told));
         // Count at least 1 byte. Otherwise an endless list of units without bytes would be taken without end.
         self.told = self.told.saturating_add(data.size(&part).unwrap_or(0).max(1));

@@ -163,19 +163,22 @@ pub(super) fn hint(shards: &[Shard], extents: &mut Vec<Extent>, stats: &mut Read
     }
     extents.sort_unstable_by_key(|extent| (extent.file, extent.bytes.start));
     // Merge extents whose pages touch or overlap.
-    extents.dedup_by(|next, first| {
-        let touch = next.file == first.file && next.bytes.start <= first.bytes.end;
-        if touch {
-            first.bytes.end = first.bytes.end.max(next.bytes.end);
-        }
-        touch
-    });
+    extents.dedup_by(|next, first| next.file == first.file && joins(&mut first.bytes, &next.bytes));
     let pieces = extents.iter().flat_map(|Extent { file, bytes, .. }| {
         let piece = |start| start..bytes.end.min(start + HINT_CHUNK as u64);
         bytes.clone().step_by(HINT_CHUNK).map(move |start| (&shards[*file].file, piece(start)))
     });
     system::will_need(pieces, stats);
     extents.clear();
+}
+
+/// Extends `first` by `next` if they touch or overlap, and returns whether they do. `next` does not start before `first`.
+pub(super) fn joins(first: &mut Range<u64>, next: &Range<u64>) -> bool {
+    let touch = next.start <= first.end;
+    if touch {
+        first.end = first.end.max(next.end);
+    }
+    touch
 }
 
 /// A byte to touch ahead of a sequential read: the index of the file, the offset, and the position in the reader's
@@ -223,10 +226,8 @@ const WORTH: u64 = 2;
 /// with 64 KiB (3 rounds, not quiet).
 #[derive(Debug, Default)]
 pub(super) struct Around {
-    /// A bit for each stretch. Allocated when the first stretch is requested.
+    /// A bit for each stretch.
     pub(super) asked: Vec<u64>,
-    /// The length of `asked` once it is allocated.
-    words: usize,
 }
 
 impl Around {
@@ -235,13 +236,12 @@ impl Around {
 
     /// Covers the first `bytes` bytes of all files, or as many as [`MOST`](Self::MOST) allows.
     pub(super) fn new(bytes: u64) -> Self {
-        let words = bytes.div_ceil(STRETCH).div_ceil(64).min(Self::MOST / 8);
-        Self { asked: Vec::new(), words: usize::try_from(words).unwrap_or(0) }
+        Self { asked: vec![0; usize::try_from(Self::memory(bytes) / 8).unwrap_or(0)] }
     }
 
-    /// The most bytes of memory that `asked` takes for these files.
-    pub(super) const fn memory(&self) -> u64 {
-        self.words as u64 * 8
+    /// The bytes of memory that `asked` takes to cover so many bytes of all files.
+    pub(super) fn memory(bytes: u64) -> u64 {
+        Self::MOST.min(bytes.div_ceil(STRETCH).div_ceil(64) * 8)
     }
 
     /// Whether it pays to request whole stretches, for records that start every `stride` bytes, if an epoch reads one
@@ -257,11 +257,11 @@ impl Around {
 
     /// Whether it covers all bytes before this position.
     pub(super) const fn has(&self, position: u64) -> bool {
-        position.div_ceil(STRETCH) <= self.words as u64 * 64
+        position.div_ceil(STRETCH) <= self.asked.len() as u64 * 64
     }
 
     /// Returns the stretches around `bytes` that were not requested yet, cut at `file`, and marks them as requested.
-    /// `before` is the number of bytes in the files before this one.
+    /// `before` is the number of bytes in the files before this one. It [has](Self::has) all of `bytes`.
     pub(super) fn missing(
         &mut self,
         before: u64,
@@ -280,11 +280,7 @@ impl Around {
 
     /// Marks a stretch as requested. Returns `true` if it was not marked before.
     fn first(&mut self, stretch: u64) -> bool {
-        if self.asked.is_empty() {
-            self.asked = vec![0; self.words];
-        }
-        let word = usize::try_from(stretch / 64).ok().and_then(|index| self.asked.get_mut(index));
-        let Some(word) = word else { return true };
+        let word = &mut self.asked[usize::try_from(stretch / 64).unwrap_or(usize::MAX)];
         let bit = 1 << (stretch % 64);
         let first = *word & bit == 0;
         *word |= bit;

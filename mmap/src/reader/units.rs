@@ -42,16 +42,16 @@ pub trait Sealed: Debug + Send + Sync {
         None
     }
 
-    /// Calls `ask` for each extent to request before `unit` is read. `last` is the unit that was requested before it.
-    /// `windows` has two flags: whether to request whole chunks of a windowed shuffle, and whether that was done for
-    /// `last`. The call sets the second flag for `unit`.
+    /// Calls `ask` for each extent to request before `unit` is read. `windows`: whether to request whole chunks of a
+    /// windowed shuffle. Returns whether it did so for `unit`. `last` is the unit that was requested before it, and what
+    /// the call for that unit returned.
     fn ahead(
         &self,
         unit: &Self::Unit,
-        last: Option<&Self::Unit>,
-        windows: &mut [bool; 2],
+        last: Option<&(Self::Unit, bool)>,
+        windows: bool,
         ask: impl FnMut(Extent, Use),
-    ) -> Result<(), Error>;
+    ) -> Result<bool, Error>;
 }
 
 /// How an extent that is requested ahead will be read.
@@ -97,26 +97,26 @@ impl Sealed for Arc<Ranges> {
     fn ahead(
         &self,
         batch: &BatchIndices,
-        last: Option<&BatchIndices>,
-        [windows, windowed]: &mut [bool; 2],
+        last: Option<&(BatchIndices, bool)>,
+        windows: bool,
         mut ask: impl FnMut(Extent, Use),
-    ) -> Result<(), Error> {
-        let follows = *windowed && last.is_some_and(|last| batch.is_behind(last));
-        let chunks = if *windows { batch.chunks(follows) } else { None };
-        *windowed = chunks.is_some();
-        if let Some(chunks) = chunks {
+    ) -> Result<bool, Error> {
+        let follows = last.is_some_and(|(last, windowed)| *windowed && batch.is_behind(last));
+        if let Some(chunks) = windows.then(|| batch.chunks(follows)).flatten() {
             let life = batch.shuffle.window_records().saturating_mul(self.mean_len());
             let how = Use::Window(life.saturating_add(life / 4));
-            return Ranges::extents(self, chunks.into_iter())
-                .try_for_each(|extent| extent.map(|extent| ask(extent, how)));
+            Ranges::extents(self, chunks.into_iter())
+                .try_for_each(|extent| extent.map(|extent| ask(extent, how)))?;
+            return Ok(true);
         }
         // A batch is in order if its first run is all of it, and starts where the batch before ended.
         let end = |batch: &BatchIndices| batch.part(batch.len() - 1..batch.len())?.runs().next();
-        let goes_on = |start| last.is_none_or(|last| end(last).is_some_and(|last| last.end == start));
+        let goes_on = |start| last.is_none_or(|(last, _)| end(last).is_some_and(|last| last.end == start));
         let first = batch.runs().next();
         let in_order = first.is_some_and(|run| run.end - run.start == batch.len() && goes_on(run.start));
         let how = if in_order { Use::InOrder } else { Use::Next };
-        Ranges::extents(self, batch.runs()).try_for_each(|extent| extent.map(|extent| ask(extent, how)))
+        Ranges::extents(self, batch.runs()).try_for_each(|extent| extent.map(|extent| ask(extent, how)))?;
+        Ok(false)
     }
 }
 
@@ -140,11 +140,12 @@ impl Sealed for crate::Groups {
     fn ahead(
         &self,
         group: &usize,
-        _: Option<&usize>,
-        _: &mut [bool; 2],
+        _: Option<&(usize, bool)>,
+        _: bool,
         mut ask: impl FnMut(Extent, Use),
-    ) -> Result<(), Error> {
+    ) -> Result<bool, Error> {
         // The kernel's own read-ahead suffices: tensors are long, and mostly in the order of the file.
-        self.extents(group).try_for_each(|extent| extent.map(|extent| ask(extent, Use::InOrder)))
+        self.extents(group).try_for_each(|extent| extent.map(|extent| ask(extent, Use::InOrder)))?;
+        Ok(false)
     }
 }
