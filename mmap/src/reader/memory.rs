@@ -9,6 +9,7 @@ use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, Weak};
 
+use super::cached::joins;
 use super::direct::Direct;
 use crate::error::lock;
 use crate::ranges::Shard;
@@ -73,22 +74,16 @@ impl Readers {
     /// Decides how a reader reads. `left` is the memory that is left to all readers, in bytes; `None` if unknown. If
     /// some data is read with direct I/O, also opens the files for it.
     pub(super) fn decide(&self, wish: &Wish<'_>, left: Option<u64>) -> Result<Share, Error> {
-        let left = match wish.mode {
-            ReadMode::Auto if left.is_some() => left,
-            ReadMode::Direct => None,
-            _ => return Ok(Share::all(wish.data)),
-        };
         let ranks = limit::ranks_here();
         // No system call is made under this lock. If another thread forks while it is locked, it stays locked in the child.
         let mut readers = lock(&self.0);
-        let share = left.map_or_else(
-            || wish.past(),
-            |left| {
-                let others = Others::new(readers.iter().filter_map(Weak::upgrade));
-                let left = left.saturating_sub(others.bytes);
-                Share { left: Some(left), ..wish.fitting(left, others.bytes, &others, ranks) }
-            },
-        );
+        let share = match (wish.mode, left) {
+            (ReadMode::Direct, _) => wish.past(),
+            (ReadMode::Auto, Some(left)) => {
+                wish.fitting(left, &Others::new(readers.iter().filter_map(Weak::upgrade)), ranks)
+            }
+            _ => return Ok(Share::all(wish.data)),
+        };
         let mut share = wish.claim(share, &mut readers);
         drop(readers);
         if share.cached < wish.data || wish.mode == ReadMode::Direct {
@@ -120,11 +115,7 @@ impl Others {
         }
         for kept in others.kept.values_mut() {
             kept.sort_unstable_by_key(|bytes| bytes.start);
-            kept.dedup_by(|next, first| {
-                let touch = next.start <= first.end;
-                first.end = if touch { first.end.max(next.end) } else { first.end };
-                touch
-            });
+            kept.dedup_by(|next, first| joins(first, next));
             others.bytes += kept.iter().map(|bytes| bytes.end - bytes.start).sum::<u64>();
         }
         others
@@ -163,9 +154,10 @@ impl Wish<'_> {
         Share { cached: 0, until: 0, room, ..Share::all(0) }
     }
 
-    /// Reads as much through the page cache as fits. `left` is the memory that is left to the ranks of this machine,
-    /// and `taken` what the `others` count on, both in bytes.
-    fn fitting(&self, left: u64, taken: u64, others: &Others, ranks: u64) -> Share {
+    /// Reads as much through the page cache as fits. `left` is the memory in bytes that is left to the ranks of this
+    /// machine, together with what the `others` count on.
+    fn fitting(&self, left: u64, others: &Others, ranks: u64) -> Share {
+        let (left, taken) = (left.saturating_sub(others.bytes), others.bytes);
         // Leave a sixteenth of the memory free, counting what other readers take.
         let most = left.saturating_sub((left + taken) / 16).saturating_sub(self.own.saturating_mul(ranks));
         let lanes = self.lanes.map(|lane| lane.min((most + taken) / 16 / ranks));
@@ -174,7 +166,7 @@ impl Wish<'_> {
         let shared = files.map(|(id, bytes)| others.shared(id, &bytes).map(len).sum::<u64>()).sum();
         let new = self.data.saturating_sub(shared);
         if new <= most || lanes[1] < LEAST {
-            return Share::all(self.data);
+            return Share { left: Some(left), ..Share::all(self.data) };
         }
         let most = most.saturating_sub(lanes[0].saturating_add(lanes[1]).saturating_mul(ranks));
         let windows = room(self.window).saturating_mul(ranks);
@@ -192,6 +184,7 @@ impl Wish<'_> {
             until: self.part.start.saturating_add(front),
             room: [ahead, lanes[1]],
             windows: windows > 0,
+            left: Some(left),
             ..Share::all(0)
         }
     }
