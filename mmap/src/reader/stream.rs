@@ -124,23 +124,26 @@ impl Index {
         }
     }
 
-    /// Returns the last request that starts at `at` or before it.
-    fn last(&self, file: usize, at: u64) -> Option<Tag> {
+    /// Returns the last request that starts at `at` or before it, and its tag, if it has the byte at `at`.
+    fn find<'l>(&self, lanes: &'l mut [Lane; 2], file: usize, at: u64) -> Option<(Tag, &'l mut Request)> {
         let bucket = at / BUCKET;
-        (bucket.saturating_sub(1)..=bucket).rev().find_map(|bucket| {
-            let list = self.buckets.get(&(file, bucket))?;
-            let count = list.partition_point(|(start, _)| *start <= at);
-            Some(list.get(count.checked_sub(1)?)?.1)
-        })
+        let mut buckets = (bucket.saturating_sub(1)..=bucket).rev();
+        let tag = buckets.find_map(|bucket| self.around(file, bucket, at).0.last().map(|(_, tag)| *tag))?;
+        let request = request(lanes, tag)?;
+        (at < request.bytes.end).then_some((tag, request))
     }
 
     /// Returns the offset of the first request that starts after `at`, if one starts soon after it.
     fn next(&self, file: usize, at: u64) -> Option<u64> {
         let bucket = at / BUCKET;
-        (bucket..=bucket + 1).find_map(|bucket| {
-            let list = self.buckets.get(&(file, bucket))?;
-            Some(list.get(list.partition_point(|(start, _)| *start <= at))?.0)
-        })
+        let mut buckets = bucket..=bucket + 1;
+        buckets.find_map(|bucket| self.around(file, bucket, at).1.first().map(|(start, _)| *start))
+    }
+
+    /// Returns the requests of a bucket that start at `at` or before it, and those that start after it.
+    fn around(&self, file: usize, bucket: u64, at: u64) -> (&[(u64, Tag)], &[(u64, Tag)]) {
+        let list = self.buckets.get(&(file, bucket)).map_or(&[][..], Vec::as_slice);
+        list.split_at(list.partition_point(|(start, _)| *start <= at))
     }
 }
 
@@ -208,12 +211,8 @@ impl Stream {
     /// Forgets all requests, because the order of the reads has changed.
     pub(super) fn forget(&self) {
         let Some(mut state) = self.state() else { return };
-        let state = &mut *state;
-        for (tag, memory) in state.queue.forget_queued() {
-            drop(memory);
-            if let Some(request) = request(&mut state.lanes, tag) {
-                request.content = Content::Failed(io::ErrorKind::Interrupted.into());
-            }
+        for (tag, into) in state.queue.forget_queued() {
+            state.settle(Done { tag, into, read: Err(io::ErrorKind::Interrupted.into()) });
         }
         state.places.buckets.clear();
         for request in state.lanes.iter_mut().flat_map(|lane| &mut lane.requests) {
@@ -264,15 +263,14 @@ impl Stream {
             let next = state.places.next(file, at).filter(|&next| next < extent.own_end);
             let end = next.unwrap_or(u64::MAX).min(extent.bytes.end);
             let newest = state.lanes[AHEAD].requests.back().map(|newest| (newest.file, newest.bytes.start));
-            let before = state.places.last(file, at);
-            let before = before.and_then(|tag| Some((tag, request(&mut state.lanes, tag)?)));
+            let before = state.places.find(&mut state.lanes, file, at);
             // Prefetched bytes are left to an earlier request only if it has all of them, or was made for them or just
             // before. Any other would keep its memory, and that of all later ones, until these bytes are taken: for a
             // block that two chunks share, up to a window longer. So such a block is read twice.
             let has = |(_, request): &(Tag, &mut Request)| {
                 let Range { start, end } = request.bytes;
                 let near = newest == Some((file, start)) || start == at && request.left > 0;
-                end > at && (lane == NOW || near || end >= extent.bytes.end)
+                lane == NOW || near || end >= extent.bytes.end
             };
             if let Some((tag, request)) = before.filter(has) {
                 let end = end.min(request.bytes.end);
@@ -394,19 +392,16 @@ impl State {
         }
     }
 
-    /// Returns the end of the request that has the byte at `at`.
-    fn end(&mut self, file: usize, at: u64) -> Option<u64> {
-        let request = request(&mut self.lanes, self.places.last(file, at)?)?;
-        (at < request.bytes.end).then_some(request.bytes.end)
-    }
-
-    /// Whether one request, or two that follow each other, have all bytes of `extent`.
+    /// Whether requests have all bytes of `extent`.
     fn has(&mut self, extent: &Extent) -> bool {
-        let Extent { file, ref bytes, .. } = *extent;
-        let first = self.end(file, bytes.start);
-        first.is_some_and(|first| {
-            first >= bytes.end || self.end(file, first).is_some_and(|second| second >= bytes.end)
-        })
+        let mut at = extent.bytes.start;
+        while let Some((_, request)) = self.places.find(&mut self.lanes, extent.file, at) {
+            at = request.bytes.end;
+            if at >= extent.bytes.end {
+                return true;
+            }
+        }
+        false
     }
 
     /// Adds the bytes of one extent to `copies`, and waits for them. If the result is not [`Taken::Whole`], the caller
@@ -416,10 +411,7 @@ impl State {
         let mut at = bytes.start;
         let mut end = Taken::Whole;
         while at < bytes.end {
-            let Some(tag) = self.places.last(file, at) else { return Taken::Not };
-            let Some(request) = request(&mut self.lanes, tag).filter(|request| at < request.bytes.end) else {
-                return Taken::Not;
-            };
+            let Some((tag, request)) = self.places.find(&mut self.lanes, file, at) else { return Taken::Not };
             let (start, from) = (request.bytes.start, request.from);
             let until = request.bytes.end.min(bytes.end);
             let later = (until > request.own_end).then(|| self.places.next(file, at)).flatten();
