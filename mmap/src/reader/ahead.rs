@@ -87,14 +87,9 @@ impl<D: Units> Ahead<D> {
         *window = Window { fresh: true, around, quiet, ..Window::new(units) };
     }
 
-    /// Returns the most bytes of memory for the list of stretches.
-    pub(super) fn memory(&self, data: &D, source: &Source) -> u64 {
-        Around::memory(self.covered(data.shards(), source))
-    }
-
     /// The number of bytes, from the front of all files on, in which hints cover whole stretches around the records. In the
     /// others, they cover only the records.
-    fn covered(&self, shards: &[Shard], source: &Source) -> u64 {
+    pub(super) fn covered(&self, shards: &[Shard], source: &Source) -> u64 {
         let all = shards.last().map_or(0, |last| last.before.saturating_add(last.bytes.end));
         if Around::pays(self.stride, self.share) { all.min(source.cached) } else { 0 }
     }

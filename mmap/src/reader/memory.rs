@@ -13,7 +13,7 @@ use super::cached::joins;
 use super::direct::Direct;
 use crate::error::lock;
 use crate::ranges::Shard;
-use crate::{Error, ReadMode, limit};
+use crate::{Error, ReadChoice, ReadMode, limit};
 
 /// The least memory for direct reads of bytes that are needed now. If there is less, everything is read through the
 /// page cache.
@@ -37,16 +37,14 @@ pub(super) struct Wish<'a> {
 
 /// The decision for a reader.
 pub(super) struct Share {
-    /// How many bytes of the data are read through the page cache.
-    pub(super) cached: u64,
-    /// The position where these bytes end, counted from the front of all files.
+    /// How many bytes are read through the page cache, and the memory that was left, if the decision depends on it.
+    pub(super) choice: ReadChoice,
+    /// The position where the bytes that are read through the page cache end, counted from the front of all files.
     pub(super) until: u64,
     /// Bytes of memory for direct reads: for prefetched data, and for data that is needed now.
     pub(super) room: [u64; 2],
     /// Whether the memory for prefetched data has room for whole windows of the shuffle.
     pub(super) windows: bool,
-    /// The memory that was left in bytes, if the decision depends on it.
-    pub(super) left: Option<u64>,
     /// The files for direct I/O. Empty if all data is read through the page cache.
     pub(super) files: Vec<Direct>,
     /// The claim of the reader. It counts until the reader is dropped.
@@ -82,15 +80,14 @@ impl Readers {
             (ReadMode::Auto, Some(left)) => {
                 wish.fitting(left, &Others::new(readers.iter().filter_map(Weak::upgrade)), ranks)
             }
-            _ => return Ok(Share::all(wish.data)),
+            _ => return Ok(Share::all(wish.data, None)),
         };
         let mut share = wish.claim(share, &mut readers);
         drop(readers);
-        if share.cached < wish.data || wish.mode == ReadMode::Direct {
+        if share.choice.cached < wish.data || wish.mode == ReadMode::Direct {
             share.files = Direct::all(wish.shards, wish.mode)?;
             if share.files.is_empty() {
-                let all = Share { left: share.left, ..Share::all(wish.data) };
-                share = wish.claim(all, &mut lock(&self.0));
+                share = wish.claim(Share::all(wish.data, share.choice.left), &mut lock(&self.0));
             }
         }
         Ok(share)
@@ -131,9 +128,10 @@ impl Others {
 
 impl Share {
     /// Reads all data through the page cache.
-    fn all(data: u64) -> Self {
+    fn all(data: u64, left: Option<u64>) -> Self {
+        let choice = ReadChoice { data, cached: data, left };
         let (files, _claim) = (Vec::new(), Arc::default());
-        Self { cached: data, until: u64::MAX, room: [0; 2], windows: true, left: None, files, _claim }
+        Self { choice, until: u64::MAX, room: [0; 2], windows: true, files, _claim }
     }
 }
 
@@ -151,7 +149,8 @@ impl Wish<'_> {
     fn past(&self) -> Share {
         let [ahead, now] = self.lanes;
         let room = [room(self.window).saturating_add(ahead), now];
-        Share { cached: 0, until: 0, room, ..Share::all(0) }
+        let choice = ReadChoice { data: self.data, cached: 0, left: None };
+        Share { choice, until: 0, room, ..Share::all(0, None) }
     }
 
     /// Reads as much through the page cache as fits. `left` is the memory in bytes that is left to the ranks of this
@@ -166,7 +165,7 @@ impl Wish<'_> {
         let shared = files.map(|(id, bytes)| others.shared(id, &bytes).map(len).sum::<u64>()).sum();
         let new = self.data.saturating_sub(shared);
         if new <= most || lanes[1] < LEAST {
-            return Share { left: Some(left), ..Share::all(self.data) };
+            return Share::all(self.data, Some(left));
         }
         let most = most.saturating_sub(lanes[0].saturating_add(lanes[1]).saturating_mul(ranks));
         let windows = room(self.window).saturating_mul(ranks);
@@ -180,12 +179,11 @@ impl Wish<'_> {
         let cached = front.min(self.data);
         let ahead = scale(windows / ranks, self.data - cached, self.data).saturating_add(lanes[0]);
         Share {
-            cached,
+            choice: ReadChoice { data: self.data, cached, left: Some(left) },
             until: self.part.start.saturating_add(front),
             room: [ahead, lanes[1]],
             windows: windows > 0,
-            left: Some(left),
-            ..Share::all(0)
+            ..Share::all(0, None)
         }
     }
 

@@ -23,7 +23,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex};
 
 use self::ahead::{Ahead, IN_MEMORY};
-use self::cached::Copied;
+use self::cached::{Around, Copied};
 use self::memory::{READERS, Readers, Share, Wish};
 use self::source::Source;
 use self::stream::Stream;
@@ -128,9 +128,8 @@ const LANES: [u64; 2] = [16 << 20; 2];
 pub struct Reader<D: Units = Arc<Ranges>> {
     data: D,
     source: Source,
-    /// Has the claim on memory, for as long as the reader lives.
-    _share: Share,
-    choice: ReadChoice,
+    /// How it reads. Has the claim on memory, for as long as the reader lives.
+    share: Share,
     ahead: Ahead<D>,
     /// The last epoch in which all files were checked, and the index of a file that had changed by then.
     checked: Mutex<Option<(u64, Option<usize>)>>,
@@ -175,7 +174,7 @@ impl Reader {
         let mut ahead = Ahead::new(batch.max(PREFETCH), 0, share.windows);
         let left_out = (range.end - range.start) / plan.list().len().max(1);
         (ahead.stride, ahead.share) = (ranges.stride(), plan.world().saturating_mul(left_out.max(1)));
-        Ok(Self::with_share(ranges, data, share, mode == ReadMode::Direct, ahead))
+        Ok(Self::with_share(ranges, share, mode == ReadMode::Direct, ahead))
     }
 
     /// Returns the files and byte ranges that this reader reads.
@@ -234,7 +233,7 @@ impl Reader<crate::Groups> {
         let wish = Wish { mode, shards, part, data, window: 0, own, lanes };
         let share = memory.0.decide(&wish, memory.1)?;
         let ahead = Ahead::new(lanes[0], lanes[0], share.windows);
-        Ok(Self::with_share(groups, data, share, true, ahead))
+        Ok(Self::with_share(groups, share, true, ahead))
     }
 
     /// Fills `out` with bytes of a file, from `start` on: a tensor, or a part of one, by its
@@ -271,9 +270,8 @@ impl Reader<crate::Groups> {
 }
 
 impl<D: Units> Reader<D> {
-    /// Creates a reader for `data`, of which it reads `bytes` bytes. `straight`: whether direct I/O may write to the
-    /// caller's memory.
-    fn with_share(data: D, bytes: u64, mut share: Share, straight: bool, ahead: Ahead<D>) -> Self {
+    /// Creates a reader for `data`. `straight`: whether direct I/O may write to the caller's memory.
+    fn with_share(data: D, mut share: Share, straight: bool, ahead: Ahead<D>) -> Self {
         let files = std::mem::take(&mut share.files);
         let stream = (!files.is_empty()).then(|| Stream::new(files, share.room));
         let counts = |shard: &Shard| shard.file.file().is_ok_and(|file| system::counts_reads(&file));
@@ -282,8 +280,7 @@ impl<D: Units> Reader<D> {
         Self {
             data,
             source: Source { cached: share.until, stream, straight, copied, ..Source::default() },
-            choice: ReadChoice { data: bytes, cached: share.cached, left: share.left },
-            _share: share,
+            share,
             ahead,
             checked: Mutex::default(),
         }
@@ -333,7 +330,7 @@ impl<D: Units> Reader<D> {
     /// read through the page cache, at most 4 MiB, and is rounded down to pages of 4 KiB.
     #[must_use]
     pub fn memory(&self) -> u64 {
-        let around = self.ahead.memory(&self.data, &self.source);
+        let around = Around::memory(self.ahead.covered(self.data.shards(), &self.source));
         around / 4096 * 4096 + self.source.stream.as_ref().map_or(0, |stream| stream.room.iter().sum::<u64>())
     }
 
@@ -348,7 +345,7 @@ impl<D: Units> Reader<D> {
     /// Returns how the reader reads the files, and why.
     #[must_use]
     pub const fn choice(&self) -> ReadChoice {
-        self.choice
+        self.share.choice
     }
 
     /// Returns whether the reader reads all files through the page cache, and found there each of the last 16 MiB that
@@ -378,8 +375,8 @@ impl<D: Units> Reader<D> {
 
 impl<D: Units> fmt::Debug for Reader<D> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { data, choice, .. } = self;
-        f.debug_struct("Reader").field("data", data).field("choice", choice).finish_non_exhaustive()
+        let Self { data, share, .. } = self;
+        f.debug_struct("Reader").field("data", data).field("choice", &share.choice).finish_non_exhaustive()
     }
 }
 

@@ -47,9 +47,6 @@ pub(super) struct State {
     places: Index,
     /// The `Arc`s of requests that were removed. Later requests put their memory into them, to allocate less.
     spare: Vec<Arc<Buffer>>,
-    /// The position in each lane. AHEAD: the bytes of the batches or groups that the reader has read since
-    /// `Reader::begin`, and of the one that it is reading. NOW: the number of calls of [`Stream::ask_now`].
-    used: [u64; 2],
     /// Bytes that were requested since the stream was created.
     bytes: u64,
 }
@@ -60,6 +57,9 @@ struct Lane {
     requests: VecDeque<Request>,
     /// The number of the oldest request.
     first: u64,
+    /// The position. AHEAD: the bytes of the batches or groups that the reader has read since `Reader::begin`, and of the
+    /// one that it is reading. NOW: the number of calls of [`Stream::ask_now`].
+    used: u64,
 }
 
 /// Identifies a request: its number in its lane, times two, plus the lane.
@@ -177,13 +177,12 @@ impl Stream {
         let block = files.iter().map(Direct::block).max().unwrap_or(SECTOR);
         // Two requests, each with one block more at both ends, fit a lane: one is read while the other is copied.
         let request = REQUEST.min((room[NOW].min(room[AHEAD]) / 2).saturating_sub(2 * block)) / block * block;
-        let lane = |room| Lane { ring: Ring::new(room), requests: VecDeque::new(), first: 0 };
+        let lane = |room| Lane { ring: Ring::new(room), requests: VecDeque::new(), first: 0, used: 0 };
         let state = State {
             queue: Queue::default(),
             lanes: room.map(lane),
             places: Index::default(),
             spare: Vec::new(),
-            used: [0; 2],
             bytes: 0,
         };
         Self { process: std::process::id(), files, room, request, state: Mutex::new(state) }
@@ -218,7 +217,7 @@ impl Stream {
         for request in state.lanes.iter_mut().flat_map(|lane| &mut lane.requests) {
             request.left = 0;
         }
-        state.used[AHEAD] = 0;
+        state.lanes[AHEAD].used = 0;
     }
 
     /// Starts to read `extents` in their order, as many as there is room for, and removes these from the list. Each
@@ -226,7 +225,7 @@ impl Stream {
     pub(super) fn ask(&self, extents: &mut VecDeque<(Extent, u64)>, used: u64) {
         let Some(mut state) = self.state() else { return extents.clear() };
         state.settle_ended();
-        state.used[AHEAD] = used;
+        state.lanes[AHEAD].used = used;
         while let Some((extent, until)) = extents.front_mut() {
             if !self.read(&mut state, extent, AHEAD, *until) {
                 break;
@@ -240,8 +239,8 @@ impl Stream {
     pub(super) fn ask_now<'a>(&self, extents: impl Iterator<Item = &'a Extent>) {
         let Some(mut state) = self.state() else { return };
         state.settle_ended();
-        state.used[NOW] += 1;
-        let until = state.used[NOW] + ASKS;
+        state.lanes[NOW].used += 1;
+        let until = state.lanes[NOW].used + ASKS;
         for extent in extents {
             if !state.has(extent) && !self.read(&mut state, &mut extent.clone(), NOW, until) {
                 break;
@@ -368,9 +367,9 @@ impl State {
             if let Some(memory) = self.lanes[lane].ring.take(len, block) {
                 return Some(memory);
             }
-            let Lane { ring, requests, first } = &mut self.lanes[lane];
+            let Lane { ring, requests, first, used } = &mut self.lanes[lane];
             let request = requests.front_mut()?;
-            let done = request.left == 0 || request.until < self.used[lane];
+            let done = request.left == 0 || request.until < *used;
             let idle = match &request.content {
                 Content::Coming => false,
                 // If only the request has the memory, nobody copies from it.
