@@ -206,7 +206,7 @@ impl<D: Units> Ahead<D> {
             let back = Extent { bytes, ..*extent };
             // Stream all chunks of a window. Otherwise do not stream extents that are read directly into the slot.
             let life = if let Use::Window(life) = how { life } else { 0 };
-            if life > 0 || source.is_streamed(stream, shards, &back) {
+            if (life > 0 && stream.takes(shards, file)) || source.is_streamed(stream, shards, &back) {
                 let life = life.saturating_add(stream.room[AHEAD]);
                 window.pending.push_back((back, window.told.saturating_add(life)));
             }

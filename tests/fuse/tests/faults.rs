@@ -274,6 +274,24 @@ fn delayed(caching: Caching, mode: ReadMode, call: usize) -> bool {
     happened || waited
 }
 
+/// A request ahead could block in this file system. Past the page cache, nothing is requested: each record is read once.
+#[test]
+fn windows_are_not_requested_ahead_past_the_page_cache() {
+    let Some(fixture) = Fixture::new(Caching::Pages, 12) else { return };
+    let records = fixture.open().unwrap();
+    let shuffle = Shuffle::Window { chunk_records: 4, window_chunks: 2 };
+    let plan = Plan::builder(RECORDS).batch(BATCH).shuffle(shuffle).build().unwrap();
+    let reader = Reader::new(Arc::new(records).ranges(), &plan, ReadMode::Direct).unwrap();
+    let batches: Vec<_> = (0..plan.steps(0)).filter_map(|step| plan.batch(0, step)).collect();
+    reader.begin(batches.clone());
+    let mut out = vec![0; RECORD * BATCH as usize];
+    for batch in batches {
+        reader.read(&batch, &mut out).unwrap();
+        assert!(out == batch.runs().flatten().flat_map(record).collect::<Vec<_>>());
+    }
+    assert_eq!(reader.stats().disk, RECORDS * RECORD as u64);
+}
+
 /// More is hinted than the kernel keeps in flight for a file system, and nothing is answered.
 #[test]
 fn hints_wait_for_nothing() {
