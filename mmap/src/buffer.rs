@@ -33,8 +33,7 @@ const SHARED: usize = 256 << 10;
 /// # Ok::<(), &str>(())
 /// ```
 pub struct Buffer {
-    start: NonNull<u8>,
-    len: usize,
+    bytes: NonNull<[u8]>,
     /// Has the memory, and frees it when the last buffer that shares it is dropped.
     owner: Arc<dyn Any + Send>,
 }
@@ -65,14 +64,13 @@ impl Buffer {
         // touched and take no memory.
         let mut map = MmapMut::map_anon(len.max(1).checked_add(align - 1)?).ok()?;
         let skipped = map.as_ptr().align_offset(align);
-        let bytes = map.get_mut(skipped..skipped.checked_add(len)?)?;
-        let start = NonNull::from(bytes).cast();
+        let bytes = NonNull::from(map.get_mut(skipped..skipped.checked_add(len)?)?);
         #[cfg(target_os = "linux")]
         if len >= HUGE {
             // A kernel without huge pages refuses the advice. The memory then works too, only slower.
             let _ = map.advise_range(memmap2::Advice::HugePage, skipped, len / HUGE * HUGE);
         }
-        Some(Self { start, len, owner: Arc::new(map) })
+        Some(Self { bytes, owner: Arc::new(map) })
     }
 
     /// Allocates buffers of these lengths, for example the slots of a ring, without touching them: see
@@ -141,7 +139,7 @@ impl Buffer {
     /// writes, and must be accessed only through the buffer.
     #[must_use]
     pub unsafe fn lent(start: NonNull<u8>, len: usize, lender: impl Send + 'static) -> Self {
-        Self { start, len, owner: Arc::new(lender) }
+        Self { bytes: NonNull::slice_from_raw_parts(start, len), owner: Arc::new(lender) }
     }
 
     /// Returns `len` of the bytes, from `at` on, as a buffer of its own. It shares the memory.
@@ -151,8 +149,8 @@ impl Buffer {
     /// The bytes must be within this buffer. Until the result is dropped, they must be accessed only through it.
     pub(crate) unsafe fn part(&self, at: usize, len: usize) -> Self {
         // SAFETY: the caller promises that the place is within this buffer.
-        let start = unsafe { self.start.add(at) };
-        Self { start, len, owner: self.owner.clone() }
+        let start = unsafe { self.bytes.cast().add(at) };
+        Self { bytes: NonNull::slice_from_raw_parts(start, len), owner: self.owner.clone() }
     }
 }
 
@@ -166,15 +164,15 @@ impl Deref for Buffer {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        // SAFETY: whoever made the buffer promised `len` initialized bytes that only this buffer reaches.
-        unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.len) }
+        // SAFETY: whoever made the buffer promised that the bytes are initialized and that only this buffer reaches them.
+        unsafe { self.bytes.as_ref() }
     }
 }
 
 impl DerefMut for Buffer {
     fn deref_mut(&mut self) -> &mut [u8] {
         // SAFETY: as for `deref`, and `&mut self` excludes any other reference.
-        unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.len) }
+        unsafe { self.bytes.as_mut() }
     }
 }
 
