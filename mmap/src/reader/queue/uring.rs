@@ -41,8 +41,6 @@ pub(super) struct Uring {
     ring: IoUring,
     /// The reads that the kernel may have. A completion has the index of its read.
     table: ManuallyDrop<[Option<InFlight>; READS]>,
-    /// The indices of the empty places of the table.
-    empty: Vec<usize>,
     /// The indices of reads whose entries the kernel has not taken from the ring, the oldest first.
     not_taken: VecDeque<usize>,
     /// Whether the kernel has refused to take entries. If so, no more reads are handed over.
@@ -69,7 +67,6 @@ impl Uring {
         Ok(Self {
             ring,
             table: ManuallyDrop::new([const { None }; READS]),
-            empty: (0..READS).collect(),
             not_taken: VecDeque::with_capacity(READS),
             stopped: false,
         })
@@ -95,18 +92,11 @@ impl Uring {
         let full = unsafe { self.ring.submission().push(&entry) }.is_err();
         if !full {
             self.not_taken.push_back(index);
-        } else if let Some(held) = self.take(index) {
+        } else if let Some(held) = self.table[index].take() {
             // Cannot happen: the ring has at least as many entries as the table has places. The
             // kernel has not seen the read.
             reads.end(held.read, Err(io::ErrorKind::ResourceBusy.into()));
         }
-    }
-
-    /// Removes a read from the table. The kernel never had it, or no longer has it.
-    fn take(&mut self, index: usize) -> Option<InFlight> {
-        let held = self.table[index].take()?;
-        self.empty.push(index);
-        Some(held)
     }
 
     /// Hands the entries in the ring to the kernel, and waits until `want` reads have ended or a signal has come.
@@ -126,17 +116,11 @@ impl Uring {
         self.stopped = true;
         while let Some(index) = self.not_taken.pop_back() {
             // The kernel takes entries only during a call, and none follows once `stopped` is set: the reads are ours.
-            if let Some(held) = self.take(index) {
+            if let Some(held) = self.table[index].take() {
                 reads.requeue(held.read);
             }
         }
     }
-}
-
-/// Whether a failed read may succeed if it is handed over again. For example, if the thread that handed it over ends,
-/// the kernel cancels the read (`ECANCELED`, on some kernels `EFAULT`).
-fn is_worth_a_retry(errno: i32) -> bool {
-    matches!(errno, libc::EAGAIN | libc::EINTR | libc::ECANCELED | libc::EFAULT)
 }
 
 /// Whether the kernel is short of memory and may take entries later.
@@ -150,14 +134,12 @@ impl Engine for Uring {
         if i64::try_from(read.offset).is_err() {
             return reads.end(read, Err(io::Error::from_raw_os_error(libc::EINVAL)));
         }
-        match self.empty.pop() {
-            Some(index) => {
-                self.table[index] = Some(InFlight { read, tries: 0 });
-                self.enter(index, reads);
-            }
+        let Some(index) = self.table.iter().position(Option::is_none) else {
             // Cannot happen: the queue gives out at most `READS` reads at a time, and the table has as many places.
-            None => reads.end(read, Err(io::ErrorKind::ResourceBusy.into())),
-        }
+            return reads.end(read, Err(io::ErrorKind::ResourceBusy.into()));
+        };
+        self.table[index] = Some(InFlight { read, tries: 0 });
+        self.enter(index, reads);
     }
 
     fn submit(&mut self, reads: &mut Reads) {
@@ -181,13 +163,15 @@ impl Engine for Uring {
             let Ok(index) = usize::try_from(completion.user_data()) else { continue };
             let Some(Some(held)) = self.table.get(index) else { continue };
             let result = usize::try_from(completion.result()).map_err(|_| -completion.result());
-            let refused = matches!(result, Err(errno) if is_worth_a_retry(errno));
+            // These reads may succeed if they are handed over again. For example, if the thread that handed a read over
+            // ends, the kernel cancels the read (`ECANCELED`, on some kernels `EFAULT`).
+            let refused = matches!(result, Err(libc::EAGAIN | libc::EINTR | libc::ECANCELED | libc::EFAULT));
             if refused && held.tries < TRIES {
                 self.enter(index, reads);
                 if self.stopped {
                     self.stop(reads);
                 }
-            } else if let Some(InFlight { read, .. }) = self.take(index) {
+            } else if let Some(InFlight { read, .. }) = self.table[index].take() {
                 if refused {
                     // All tries failed: the kernel cannot start a thread for the read, as in a container that limits
                     // threads. Stop using the ring.
