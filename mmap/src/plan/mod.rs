@@ -246,12 +246,10 @@ impl Plan {
             let (batch, more) = self.size_at(trained);
             let same = self.with_size(batch);
             let (mut count, mut own, mut longest) = (1, same.steps_of(self.rank), same.steps_of(0));
-            // If this size ends with the last whole step of an epoch, the next size takes the records left over: count
-            // that epoch as one with several sizes.
-            let more = if more < u64::MAX && same.leaves_out() { more - 1 } else { more };
-            if longest <= more {
+            if same.ends_within(more) {
                 let rest = epochs.end - epoch;
-                count = if more == u64::MAX { rest } else { rest.min(more / longest.max(1)) };
+                // An epoch that ends with the last step of this size may leave records to the next size: it counts alone.
+                count = if more == u64::MAX { rest } else { rest.min(((more - 1) / longest).max(1)) };
             } else {
                 let mixed = self.epoch_after(trained);
                 (own, longest) = (mixed.end(), mixed.max_steps());
@@ -272,9 +270,8 @@ impl Plan {
 
     /// Returns an epoch of a training that had no other plan than this one.
     fn epoch(&self, epoch: u64) -> RemainingEpoch {
-        let constant = self.early.is_empty();
         let all = Self { rank: 0, ..self.clone() };
-        self.epoch_after(if constant { 0 } else { all.steps_between(0..epoch, 0) })
+        self.epoch_after(if self.early.is_empty() { 0 } else { all.steps_between(0..epoch, 0) })
     }
 
     /// Returns this plan with a single batch size.
@@ -308,9 +305,13 @@ impl Plan {
         self.records - self.full_steps() * self.batch.saturating_mul(self.world)
     }
 
-    /// Whether an epoch with this batch size drops records that a smaller size could use.
-    fn leaves_out(&self) -> bool {
-        self.last_batch == LastBatch::Drop && self.left_out() > 0 && self.steps != Some(self.full_steps())
+    /// Whether an epoch ends with this batch size, for a plan with a single batch size that has `more` steps left.
+    fn ends_within(&self, more: u64) -> bool {
+        let (longest, full) = (self.steps_of(0), self.full_steps());
+        // The next size takes records that `LastBatch::Drop` would leave out after the last step of this size.
+        let leaves_out =
+            self.last_batch == LastBatch::Drop && self.left_out() > 0 && self.steps != Some(full);
+        longest < more || longest == more && !leaves_out
     }
 
     /// Returns the positions of a step, and the share around them: with a windowed shuffle, the

@@ -98,12 +98,8 @@ impl<'p> Past<'p> {
             let (batch, more) = self.plan.size_at(trained.saturating_add(self.base));
             let leg = self.leg(batch);
             let part = PartialEpoch { batch, world: self.plan.world, steps: more };
-            let ends = match leg.left.steps_of(0) {
-                steps if steps == more => !leg.left.leaves_out(),
-                steps => steps < more,
-            };
             // This leg is the last if the epoch ends in it, or with a step that is not whole: then `push` fails.
-            if ends || self.push(part).is_err() {
+            if leg.left.ends_within(more) || self.push(part).is_err() {
                 return RemainingEpoch { earlier, last: leg };
             }
             earlier.push(leg);
