@@ -270,11 +270,9 @@ impl Around {
     ) -> impl Iterator<Item = Range<u64>> {
         let stretches = (before + bytes.start) / STRETCH..(before + bytes.end).div_ceil(STRETCH);
         let (start, end) = (file.start, file.end);
-        stretches.filter(|&stretch| self.first(stretch)).filter_map(move |stretch| {
-            let at =
-                (stretch * STRETCH).saturating_sub(before)..((stretch + 1) * STRETCH).saturating_sub(before);
-            let at = at.start.max(start)..at.end.min(end);
-            (!at.is_empty()).then_some(at)
+        stretches.filter(|&stretch| self.first(stretch)).map(move |stretch| {
+            let [from, to] = [stretch, stretch + 1].map(|stretch| (stretch * STRETCH).saturating_sub(before));
+            from.max(start)..to.min(end)
         })
     }
 
