@@ -83,17 +83,11 @@ struct Request {
     own_end: u64,
     /// The position in its lane after which the request is not needed any more.
     until: u64,
-    content: Content,
+    /// Once the read has ended: the memory, and the number of bytes that were read. They are fewer than requested at the
+    /// end of the file, for example.
+    result: Option<io::Result<(Arc<Buffer>, usize)>>,
     /// The place in the ring up to which its memory reaches.
     place: u64,
-}
-
-/// The result of a request.
-enum Content {
-    Coming,
-    /// The memory, and the number of bytes that were read: fewer than requested at the end of the file, for example.
-    There(Arc<Buffer>, usize),
-    Failed(io::Error),
 }
 
 /// Finds requests by file and offset. A request may have bytes of the next one too. Lists are used again.
@@ -288,11 +282,10 @@ impl Stream {
             let parts = (blocks - from).div_ceil(self.request + 2 * block).max(1);
             let blocks = blocks.min(from + (blocks - from).div_ceil(parts).next_multiple_of(block));
             let end = end.min(blocks);
-            let (left, own_end, content) = (wanted(end), at + wanted(end), Content::Coming);
-            let request = Request { file, bytes: at..blocks, from, left, own_end, until, content, place: 0 };
-            if !state.begin(lane, (kept, block), request) {
-                return false;
-            }
+            let (left, own_end, result) = (wanted(end), at + wanted(end), None);
+            let Some((into, place)) = state.memory(lane, blocks - from, block) else { return false };
+            let request = Request { file, bytes: at..blocks, from, left, own_end, until, result, place };
+            state.begin(lane, kept.clone(), request, into);
             extent.bytes.start = end;
         }
         true
@@ -344,20 +337,16 @@ fn request(lanes: &mut [Lane; 2], tag: Tag) -> Option<&mut Request> {
 }
 
 impl State {
-    /// Starts one request. Returns `false` if there is no memory for it.
-    fn begin(&mut self, lane: usize, (kept, block): (&Arc<File>, u64), mut request: Request) -> bool {
-        let (file, offset) = (request.file, request.from);
-        let wanted = request.bytes.end - offset;
-        let Some((into, place)) = self.memory(lane, wanted, block) else { return false };
-        request.place = place;
+    /// Starts one request, which reads `file` into this memory.
+    fn begin(&mut self, lane: usize, file: Arc<File>, request: Request, into: Buffer) {
+        let (offset, wanted) = (request.from, request.bytes.end - request.from);
         let len = usize::try_from(wanted).unwrap_or(usize::MAX);
         let tag = tag(lane, self.lanes[lane].first + self.lanes[lane].requests.len() as u64);
-        self.places.insert(file, request.bytes.start, tag);
+        self.places.insert(request.file, request.bytes.start, tag);
         self.bytes += wanted;
         READ_CALLS.with(|calls| calls.set(calls.get() + 1));
-        self.queue.push(Read { file: kept.clone(), offset, into, len, tag });
+        self.queue.push(Read { file, offset, into, len, tag });
         self.lanes[lane].requests.push_back(request);
-        true
     }
 
     /// Returns memory of a lane for a request, and its place in the ring. If the ring is full, first removes the oldest
@@ -370,18 +359,18 @@ impl State {
             let Lane { ring, requests, first, used } = &mut self.lanes[lane];
             let request = requests.front_mut()?;
             let done = request.left == 0 || request.until < *used;
-            let idle = match &request.content {
-                Content::Coming => false,
+            let idle = match &request.result {
+                None => false,
                 // If only the request has the memory, nobody copies from it.
-                Content::There(memory, _) => Arc::strong_count(memory) == 1,
-                Content::Failed(_) => true,
+                Some(Ok((memory, _))) => Arc::strong_count(memory) == 1,
+                Some(Err(_)) => true,
             };
             if !(done && idle) {
                 return None;
             }
             self.places.remove(request.file, request.bytes.start, tag(lane, *first));
             let place = request.place;
-            if let Some(Request { content: Content::There(memory, _), .. }) = requests.pop_front() {
+            if let Some(Request { result: Some(Ok((memory, _))), .. }) = requests.pop_front() {
                 self.spare.push(memory);
             }
             *first += 1;
@@ -416,13 +405,13 @@ impl State {
             let later = (until > request.own_end).then(|| self.places.next(file, at)).flatten();
             let until = later.unwrap_or(until).min(until);
             let place = |offset: u64| usize::try_from(offset).unwrap_or(usize::MAX);
-            match &request.content {
-                Content::Coming => {
+            match &request.result {
+                None => {
                     let Some(done) = self.queue.wait() else { return Taken::Not };
                     self.settle(done);
                     continue;
                 }
-                Content::There(memory, found) => {
+                Some(Ok((memory, found))) => {
                     let part = place(at - from)..place(until - from);
                     if part.end <= *found {
                         let to = to + place(at - bytes.start);
@@ -431,7 +420,7 @@ impl State {
                         end = Taken::Not;
                     }
                 }
-                Content::Failed(error) => {
+                Some(Err(error)) => {
                     // Remove the failed request: a later call for these bytes makes a new one.
                     let too_small = direct.has_grown(error);
                     request.left = 0;
@@ -459,16 +448,16 @@ impl State {
     fn settle(&mut self, done: Done) {
         let Done { tag, into, read } = done;
         let Some(request) = request(&mut self.lanes, tag) else { return };
-        request.content = match read {
+        request.result = match read {
             Ok(found) => {
                 let mut memory = self.spare.pop();
                 match memory.as_mut().and_then(Arc::get_mut) {
                     Some(spare) => *spare = into,
                     None => memory = Some(Arc::new(into)),
                 }
-                memory.map_or(Content::Coming, |memory| Content::There(memory, found))
+                memory.map(|memory| Ok((memory, found)))
             }
-            Err(error) => Content::Failed(error),
+            Err(error) => Some(Err(error)),
         };
     }
 }
