@@ -124,8 +124,8 @@ impl Window {
         self.tape.window
     }
 
-    /// Returns the records of a chunk, whose number counts from 0: one range; two if the chunk has both the last and
-    /// the first record; or none.
+    /// Returns the records of a chunk of the share, whose number counts from 0: one range; two if the chunk has both the
+    /// last and the first record; or none.
     pub(crate) fn records(&self, chunk: u64) -> impl Iterator<Item = Range<u64>> + use<> {
         let Self { tape, share, .. } = self;
         let (start, len) = match chunk {
@@ -133,7 +133,6 @@ impl Window {
             _ if chunk <= share.whole => ((share.first + chunk - 1) * tape.chunk, tape.chunk),
             _ => (share.range.end - share.after, share.after),
         };
-        let len = if chunk > share.whole + 1 { 0 } else { len };
         let record = if len > 0 { tape.at(start) } else { 0 };
         let front = len.min(tape.records - record);
         [record..record + front, 0..len - front].into_iter().filter(|range| !range.is_empty())

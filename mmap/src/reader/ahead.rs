@@ -129,9 +129,7 @@ impl<D: Units> Ahead<D> {
             self.ask(window, (data, source), unit, stats);
         }
         if !window.points.is_empty() {
-            self.request(window, stats, |window, stats| {
-                cached::follow(data.shards(), &mut window.points, window.used, stats);
-            });
+            self.request(window, data.shards(), stats);
         }
     }
 
@@ -149,21 +147,16 @@ impl<D: Units> Ahead<D> {
         stats.failed += u64::from(windowed.is_err());
         window.last = Some((unit, windowed.unwrap_or(false)));
         if !window.hints.is_empty() {
-            self.request(window, stats, |window, stats| {
-                cached::hint(data.shards(), &mut window.hints, stats);
-            });
+            self.request(window, data.shards(), stats);
         }
     }
 
-    /// Hints or touches by `ask`, counts its time and the disk reads that it starts, and updates the state by them.
-    fn request(
-        &self,
-        window: &mut Window<D::Unit>,
-        stats: &mut ReadStats,
-        ask: impl FnOnce(&mut Window<D::Unit>, &mut ReadStats),
-    ) {
+    /// Hints the extents and touches the points that were found, counts the time and the disk reads that this starts, and
+    /// updates the state by them.
+    fn request(&self, window: &mut Window<D::Unit>, shards: &[Shard], stats: &mut ReadStats) {
         let (hinted, begun, before) = (stats.hinted, Instant::now(), system::read_from_disk());
-        ask(window, stats);
+        cached::hint(shards, &mut window.hints, stats);
+        cached::follow(shards, &mut window.points, window.used, stats);
         stats.hint_time += begun.elapsed();
         let disk = system::read_from_disk().saturating_sub(before);
         stats.disk += disk;
