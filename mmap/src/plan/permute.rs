@@ -81,13 +81,11 @@ impl Permutation {
     /// Returns the value for `position`. Both are below `n`.
     pub(super) fn at(&self, position: u64) -> u64 {
         debug_assert!(position < self.n);
-        let mut words = [position];
-        loop {
+        let mut words = self.step([position]);
+        while words[0] >= self.n {
             words = self.step(words);
-            if words[0] < self.n {
-                return words[0];
-            }
         }
+        words[0]
     }
 
     /// Does one step of the walk for each word. Several words take little longer than one, because no word depends on

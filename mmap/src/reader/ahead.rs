@@ -30,10 +30,8 @@ pub(super) struct Ahead<D: Units> {
     pub(super) prefetch: u64,
     /// One read requests about this many bytes of the next units at most, or twice its own size if that is more.
     burst: u64,
-    /// Bytes from the start of a record to the start of the next.
-    pub(super) stride: u64,
-    /// In an epoch, the reader reads one of this many records: other ranks read the rest, or the plan's list leaves it out.
-    pub(super) share: u64,
+    /// Whether hints cover whole stretches around the records, and not only the records.
+    pub(super) stretches: bool,
     /// Whether whole chunks of a windowed shuffle are requested.
     windows: bool,
     pub(super) window: Mutex<Window<D::Unit>>,
@@ -73,7 +71,7 @@ impl<D: Units> Ahead<D> {
     pub(super) fn new(prefetch: u64, burst: u64, windows: bool) -> Self {
         let window = Mutex::new(Window::new(Box::new(std::iter::empty())));
         let missing = AtomicBool::new(false);
-        Self { prefetch, burst, stride: u64::MAX, share: 1, windows, window, missing }
+        Self { prefetch, burst, stretches: false, windows, window, missing }
     }
 
     /// Sets the list of the next units.
@@ -87,11 +85,10 @@ impl<D: Units> Ahead<D> {
         *window = Window { fresh: true, around, quiet, ..Window::new(units) };
     }
 
-    /// The number of bytes, from the front of all files on, in which hints cover whole stretches around the records. In the
-    /// others, they cover only the records.
+    /// The number of bytes, from the front of all files on, in which hints cover whole stretches.
     pub(super) fn covered(&self, shards: &[Shard], source: &Source) -> u64 {
         let all = shards.last().map_or(0, |last| last.before.saturating_add(last.bytes.end));
-        if Around::pays(self.stride, self.share) { all.min(source.cached) } else { 0 }
+        if self.stretches { all.min(source.cached) } else { 0 }
     }
 
     /// Requests the next units. The reader calls it before each read of `bytes` bytes and after it.

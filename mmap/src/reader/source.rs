@@ -117,11 +117,9 @@ impl Source {
             if next.len() > most / 2 && !straight {
                 // This extent is longer than half of what the stream reads at a time: cut it. Its rest is the next
                 // extent.
-                let mut later = next.clone();
-                next.bytes.end = next.bytes.start + most / 2;
-                later.bytes.start = next.bytes.end;
-                later.to += usize::try_from(most / 2).unwrap_or(usize::MAX);
-                *rest = Some(later);
+                let end = std::mem::replace(&mut next.bytes.end, next.bytes.start + most / 2);
+                let to = next.to + usize::try_from(most / 2).unwrap_or(usize::MAX);
+                *rest = Some(Extent { bytes: next.bytes.end..end, to, ..next });
             }
             bytes += next.len();
             streamed.push(next);

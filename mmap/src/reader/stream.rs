@@ -94,9 +94,12 @@ struct Request {
 #[derive(Debug, Default)]
 struct Index {
     /// For each [`BUCKET`] of a file, the requests that start in it, sorted by offset.
-    buckets: HashMap<(usize, u64), Vec<(u64, Tag)>>,
-    spare: Vec<Vec<(u64, Tag)>>,
+    buckets: HashMap<(usize, u64), Vec<Place>>,
+    spare: Vec<Vec<Place>>,
 }
+
+/// The offset of a request, and its tag.
+type Place = (u64, Tag);
 
 /// Bytes in a bucket. The longest request is shorter, so the request that has a byte starts in the byte's bucket or in
 /// the one before.
@@ -135,7 +138,7 @@ impl Index {
     }
 
     /// Returns the requests of a bucket that start at `at` or before it, and those that start after it.
-    fn around(&self, file: usize, bucket: u64, at: u64) -> (&[(u64, Tag)], &[(u64, Tag)]) {
+    fn around(&self, file: usize, bucket: u64, at: u64) -> (&[Place], &[Place]) {
         let list = self.buckets.get(&(file, bucket)).map_or(&[][..], Vec::as_slice);
         list.split_at(list.partition_point(|(start, _)| *start <= at))
     }

@@ -956,9 +956,9 @@ fn what_goes_on_where_the_last_ended_is_left_to_the_system() {
     let hinted = |order, (rank, world)| {
         let plan = Plan::builder(23).batch(3).shuffle(order).rank(rank, world).build().unwrap();
         let reader = Reader::new(records.clone(), &plan, ReadMode::Pread).unwrap();
-        // With so many ranks, hints are only for the records themselves and not for the bytes around them.
+        // As with many ranks, hints are only for the records themselves and not for the bytes around them.
         let mut reader = reader;
-        reader.ahead.share = 1000;
+        reader.ahead.stretches = false;
         for number in 0..2 {
             check_without_preads(&reader, plan.clone(), number);
         }
