@@ -294,7 +294,7 @@ impl Plan {
         let full = self.full_steps();
         match self.last_batch {
             LastBatch::Drop => full,
-            // The first ranks take one more each of the positions that are left: see `smaller_batch`.
+            // A rank has a smaller last batch if the positions that are left suffice for the ranks up to it.
             LastBatch::Keep => self.steps.unwrap_or(u64::MAX).min(full + u64::from(rank < self.left_out())),
             LastBatch::Wrap => self.steps.unwrap_or(full + u64::from(self.left_out() > 0)),
         }
@@ -305,7 +305,8 @@ impl Plan {
         self.records - self.full_steps() * self.batch.saturating_mul(self.world)
     }
 
-    /// Whether an epoch ends with this batch size, for a plan with a single batch size that has `more` steps left.
+    /// Whether an epoch ends before or with the last of `more` steps and leaves nothing to other steps after it, for a plan
+    /// with a single batch size.
     fn ends_within(&self, more: u64) -> bool {
         let (longest, full) = (self.steps_of(0), self.full_steps());
         // The next size takes records that `LastBatch::Drop` would leave out after the last step of this size.

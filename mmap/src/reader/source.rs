@@ -169,10 +169,9 @@ impl Source {
                 let bytes = copy.bytes();
                 out[copy.to..][..bytes.len()].copy_from_slice(bytes);
             }
-            let (taken, mut rest) = extents.split_at(whole);
-            if taken.is_empty() || failed {
-                // Read this extent alone: an error then concerns its bytes, not others that were in the same request.
-                let Some((extent, others)) = rest.split_first() else { break };
+            if whole == 0 || failed {
+                // Read the next extent alone: an error then concerns its bytes, not others that were in the same request.
+                let extent = &extents[whole];
                 let len = usize::try_from(extent.len()).unwrap_or(usize::MAX);
                 let (out, start) = (&mut out[extent.to..][..len], extent.bytes.start);
                 let data = &shards[extent.file].file;
@@ -182,9 +181,9 @@ impl Source {
                     data.read_exact(out, start)?;
                 }
                 stats.disk += extent.len();
-                rest = others;
+                whole += 1;
             }
-            extents = rest;
+            extents = &extents[whole..];
         }
         Ok(())
     }
