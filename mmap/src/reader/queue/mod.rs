@@ -179,7 +179,10 @@ impl Queue {
     /// Returns a read that has ended, if there is one, and starts more if few are in flight. Does not wait.
     pub(crate) fn poll(&mut self) -> Option<Done> {
         let Self { reads, running: Some(running) } = self else { return None };
-        let done = running.ended(reads);
+        if reads.ended.is_empty() {
+            running.engine.reap(reads);
+        }
+        let done = reads.ended.pop_front();
         if reads.is_low() {
             running.begin(reads);
         }
@@ -190,16 +193,10 @@ impl Queue {
     /// Returns a read that has ended. Waits for one if there is none. Returns `None` if no read is queued or in flight.
     pub(crate) fn wait(&mut self) -> Option<Done> {
         let Self { reads, running: Some(running) } = self else { return None };
-        loop {
-            let done = running.ended(reads);
-            // If this call has to wait, the system call that waits also hands over new reads: start even a few.
-            if done.is_none() || reads.is_low() {
-                running.begin(reads);
-            }
-            if done.is_some() {
-                running.engine.submit(reads);
-                return done;
-            }
+        running.engine.reap(reads);
+        while reads.ended.is_empty() {
+            // The system call that waits also hands over new reads: start even a few.
+            running.begin(reads);
             if reads.ended.is_empty() {
                 if reads.in_flight == 0 {
                     return None;
@@ -207,6 +204,7 @@ impl Queue {
                 running.engine.wait(reads);
             }
         }
+        self.poll()
     }
 
     /// Removes the queued reads, and returns their tags and memory. The reads in flight stay.
@@ -235,14 +233,6 @@ impl Drop for Queue {
 }
 
 impl Running {
-    /// Returns a read that has ended, if there is one.
-    fn ended(&mut self, reads: &mut Reads) -> Option<Done> {
-        if reads.ended.is_empty() {
-            self.engine.reap(reads);
-        }
-        reads.ended.pop_front()
-    }
-
     /// Gives the engine the reads that the limits allow. Replaces an engine that no longer works by threads, once it
     /// has no read.
     fn begin(&mut self, reads: &mut Reads) {
