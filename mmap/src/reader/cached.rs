@@ -270,19 +270,14 @@ impl Around {
     ) -> impl Iterator<Item = Range<u64>> {
         let stretches = (before + bytes.start) / STRETCH..(before + bytes.end).div_ceil(STRETCH);
         let (start, end) = (file.start, file.end);
-        stretches.filter(|&stretch| self.first(stretch)).map(move |stretch| {
+        stretches.filter_map(move |stretch| {
+            let word = &mut self.asked[usize::try_from(stretch / 64).unwrap_or(usize::MAX)];
+            let bit = 1 << (stretch % 64);
+            let is_new = *word & bit == 0;
+            *word |= bit;
             let [from, to] = [stretch, stretch + 1].map(|stretch| (stretch * STRETCH).saturating_sub(before));
-            from.max(start)..to.min(end)
+            is_new.then(|| from.max(start)..to.min(end))
         })
-    }
-
-    /// Marks a stretch as requested. Returns `true` if it was not marked before.
-    fn first(&mut self, stretch: u64) -> bool {
-        let word = &mut self.asked[usize::try_from(stretch / 64).unwrap_or(usize::MAX)];
-        let bit = 1 << (stretch % 64);
-        let first = *word & bit == 0;
-        *word |= bit;
-        first
     }
 }
 
