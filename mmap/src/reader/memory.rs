@@ -72,16 +72,16 @@ impl Readers {
     /// Decides how a reader reads. `left` is the memory that is left to all readers, in bytes; `None` if unknown. If
     /// some data is read with direct I/O, also opens the files for it.
     pub(super) fn decide(&self, wish: &Wish<'_>, left: Option<u64>) -> Result<Share, Error> {
+        let left = match wish.mode {
+            ReadMode::Auto if left.is_some() => left,
+            ReadMode::Direct => None,
+            _ => return Ok(Share::all(wish.data, None)),
+        };
         let ranks = limit::ranks_here();
         // No system call is made under this lock. If another thread forks while it is locked, it stays locked in the child.
         let mut readers = lock(&self.0);
-        let share = match (wish.mode, left) {
-            (ReadMode::Direct, _) => wish.past(),
-            (ReadMode::Auto, Some(left)) => {
-                wish.fitting(left, &Others::new(readers.iter().filter_map(Weak::upgrade)), ranks)
-            }
-            _ => return Ok(Share::all(wish.data, None)),
-        };
+        let others = || Others::new(readers.iter().filter_map(Weak::upgrade));
+        let share = left.map_or_else(|| wish.past(), |left| wish.fitting(left, &others(), ranks));
         let mut share = wish.claim(share, &mut readers);
         drop(readers);
         if share.choice.cached < wish.data || wish.mode == ReadMode::Direct {
