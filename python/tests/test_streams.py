@@ -20,7 +20,7 @@ from late import EDGES, Late  # noqa: E402
 
 import twinbuf as tb  # noqa: E402
 from twinbuf import _streams  # noqa: E402
-from twinbuf._tree import map_leaves  # noqa: E402
+from twinbuf._streams import map_leaves  # noqa: E402
 
 ITEMS = 12
 Pair = namedtuple("Pair", "x y")

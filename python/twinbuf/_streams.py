@@ -20,6 +20,7 @@ the slot waits for the copy; the memory that it copies is kept for the side stre
 from __future__ import annotations
 
 import contextlib
+import copy
 import ctypes
 import dataclasses
 import functools
@@ -28,12 +29,13 @@ import os
 import sys
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
-from ._tree import map_leaves
+import numpy
+
 from ._twinbuf import Batch
 from .errors import LoaderError, OptionError
 
@@ -41,19 +43,6 @@ if TYPE_CHECKING:
     import torch
 
 ALIGN = 256  # bytes; what torch's own allocators align to
-
-
-class Event(Protocol):
-    """A point in a stream."""
-
-    def record(self, stream: Any) -> None:
-        """Mark the end of what ``stream`` has been given so far."""
-
-    def wait(self, stream: Any) -> None:
-        """Make ``stream`` wait for the marked point, without blocking the caller."""
-
-    def synchronize(self) -> None:
-        """Block the caller until the marked point is reached."""
 
 
 # Variables in which launchers put the number of a process on its machine.
@@ -110,10 +99,10 @@ class Accelerator:
             if self._driver is not None:
                 self._driver.cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
 
-    def event(self) -> Event:
+    def event(self) -> torch.Event:
         """Make an event."""
         # `blocking`: a thread that synchronizes would otherwise spin. `torch.Event` ignores it on CUDA.
-        event: Event = (
+        event: torch.Event = (
             self._cuda.Event(blocking=True) if self._cuda else self._torch.Event(self._device, blocking=True)
         )
         return event
@@ -209,7 +198,7 @@ _of_device = functools.cache(streams_of)
 class _Slot:
     """Page-locked bytes, and the event after the last copies out of them."""
 
-    copied: Event
+    copied: torch.Event
     bytes: torch.Tensor | None = None
 
     def reserve(self, nbytes: int, streams: Accelerator) -> torch.Tensor:
@@ -226,7 +215,7 @@ class Sent:
     """An item on its way to the device."""
 
     item: Any
-    copied: Event
+    copied: torch.Event
     on_device: list[torch.Tensor]
     late: bool
 
@@ -243,11 +232,43 @@ class _Late:
 class _Copies:
     """The copies of one item: each source, its place on the device and its offset in the slot."""
 
+    streams: Accelerator
     bounced: list[tuple[Any, torch.Tensor, int]] = field(default_factory=list)
     direct: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)
     on_device: list[torch.Tensor] = field(default_factory=list)
     nbytes: int = 0
     late: bool = False
+
+    def plan(self, leaf: Any) -> Any:
+        """Return a leaf's tensor on the device, and add its copy to these."""
+        import torch
+
+        if type(leaf) in (torch.Tensor, torch.nn.Parameter):
+            if self.streams.owns(leaf):
+                self.on_device.append(leaf)
+                return leaf
+            plain = leaf.device.type == "cpu" and leaf.layout == torch.strided and not leaf.is_quantized
+            if plain and not leaf.requires_grad:
+                return self._place(leaf, leaf)
+        elif (like := _array_like(leaf)) is not None:
+            return self._place(leaf, like)
+        elif not _moves_itself(leaf):
+            return leaf
+        # A tensor of another layout or with a gradient, or an object of another library: its own `to` moves
+        # it, on the caller's stream.
+        self.late = True
+        pins = not isinstance(leaf, torch.Tensor) and callable(getattr(leaf, "pin_memory", None))
+        return _Late(leaf.pin_memory() if pins else leaf, pins)
+
+    def _place(self, leaf: Any, like: torch.Tensor) -> torch.Tensor:
+        out = self.streams.empty_like(like)
+        self.on_device.append(out)
+        if leaf is like and self.streams.pinned(like) and like.stride() == out.stride():
+            self.direct.append((like, out))
+        else:
+            self.bounced.append((leaf, out, self.nbytes))
+            self.nbytes += -(-out.numel() * out.element_size() // ALIGN) * ALIGN
+        return out
 
 
 class Upload:
@@ -282,9 +303,9 @@ class Upload:
         """Enqueue the copies of all tensors and arrays in ``item``."""
         import torch
 
-        copies = _Copies()
+        copies = _Copies(self._streams)
         with torch.no_grad():
-            moved = _change(self._planner(copies), item)
+            moved = _change(copies.plan, item)
             slot = self._slots[0]
             if copies.bounced:
                 self._slots.rotate()
@@ -333,42 +354,6 @@ class Upload:
             _fill(place, source)
             self._streams.copy(out, place)
 
-    def _planner(self, copies: _Copies) -> Callable[[Any], Any]:
-        """Return a function that returns a leaf's tensor on the device, and adds its copy to ``copies``."""
-        import torch
-
-        streams = self._streams
-
-        def plan(leaf: Any) -> Any:
-            if type(leaf) in (torch.Tensor, torch.nn.Parameter):
-                if streams.owns(leaf):
-                    copies.on_device.append(leaf)
-                    return leaf
-                plain = leaf.device.type == "cpu" and leaf.layout == torch.strided and not leaf.is_quantized
-                if plain and not leaf.requires_grad:
-                    return place(leaf, leaf)
-            elif (like := _array_like(leaf)) is not None:
-                return place(leaf, like)
-            elif not _moves_itself(leaf):
-                return leaf
-            # A tensor of another layout or with a gradient, or an object of another library: its own `to`
-            # moves it, on the caller's stream.
-            copies.late = True
-            pins = not isinstance(leaf, torch.Tensor) and callable(getattr(leaf, "pin_memory", None))
-            return _Late(leaf.pin_memory() if pins else leaf, pins)
-
-        def place(leaf: Any, like: torch.Tensor) -> torch.Tensor:
-            out = streams.empty_like(like)
-            copies.on_device.append(out)
-            if leaf is like and streams.pinned(like) and like.stride() == out.stride():
-                copies.direct.append((like, out))
-            else:
-                copies.bounced.append((leaf, out, copies.nbytes))
-                copies.nbytes += -(-out.numel() * out.element_size() // ALIGN) * ALIGN
-            return out
-
-        return plan
-
 
 class Download:
     """Copies tensors from a device, through two page-locked slots in turn."""
@@ -376,7 +361,7 @@ class Download:
     def __init__(self, streams: Accelerator) -> None:
         self.streams = streams
         # The event after each copy, and the bytes that it fills. At most two, as there are two slots.
-        self.late: deque[tuple[Event, Any]] = deque()
+        self.late: deque[tuple[torch.Event, Any]] = deque()
         self._side = streams.side()
         self._slots = deque([_Slot(streams.event()), _Slot(streams.event())])
 
@@ -408,7 +393,7 @@ def _follow(stream: Any, ahead: Any, streams: Accelerator) -> None:
     _after(ahead, streams).wait(stream)
 
 
-def _after(stream: Any, streams: Accelerator) -> Event:
+def _after(stream: Any, streams: Accelerator) -> torch.Event:
     """Return the event after what a stream has been given so far."""
     event = streams.event()
     event.record(stream)
@@ -451,15 +436,12 @@ def _fill(place: torch.Tensor, source: Any) -> None:
     if isinstance(source, torch.Tensor):
         place.copy_(source)
     else:
-        import numpy
-
         numpy.copyto(place.numpy(), source)  # takes any strides, and releases the GIL
 
 
 def _array_like(leaf: Any) -> torch.Tensor | None:
     """Return a tensor of the array's shape and type that takes no memory, or None if there is none."""
-    numpy = sys.modules.get("numpy")
-    if numpy is None or not isinstance(leaf, numpy.ndarray):
+    if not isinstance(leaf, numpy.ndarray):
         return None
     import torch
 
@@ -481,3 +463,45 @@ def as_tensors(item: Any) -> Any:
         return torch.from_numpy(leaf if usable else leaf.astype(leaf.dtype.newbyteorder("=")))
 
     return _change(change, item)
+
+
+def map_leaves(change: Callable[[Any], Any], item: Any) -> Any:
+    """Return ``item`` with every leaf replaced by ``change(leaf)``.
+
+    ``change`` is called with each object on the way down but numbers, text, bytes and None, containers too.
+    It returns its argument unchanged where it has nothing to replace. Containers without a replaced leaf are
+    returned as they are, the others are copied: the caller's own objects never change.
+    """
+    if item is None or isinstance(item, (str, bytes, bytearray, memoryview, int, float, complex)):
+        return item
+    changed = change(item)
+    if changed is not item:
+        return changed
+    keys: Sequence[Any]
+    if isinstance(item, Mapping):
+        keys, values = list(item.keys()), list(item.values())
+    elif isinstance(item, (tuple, list)):
+        keys, values = range(len(item)), list(item)
+    elif dataclasses.is_dataclass(item) and not isinstance(item, type):
+        keys = [field.name for field in dataclasses.fields(item)]
+        values = [getattr(item, name) for name in keys]
+    else:
+        return item
+    parts = [map_leaves(change, value) for value in values]
+    if all(new is old for new, old in zip(parts, values, strict=True)):
+        return item
+    if isinstance(item, tuple):
+        if hasattr(item, "_make"):  # a named tuple
+            return item._make(parts)
+        return tuple(parts) if type(item) is tuple else type(item)(parts)
+    pairs = zip(keys, parts, strict=True)
+    if isinstance(item, Mapping) and not isinstance(item, MutableMapping):
+        return type(item)(dict(pairs))  # type: ignore[call-arg]
+    # Not `dataclasses.replace`: it runs `__init__`, which may do anything. Frozen dataclasses are copied too.
+    other: Any = copy.copy(item)
+    for key, part in pairs:
+        if isinstance(item, (list, MutableMapping)):
+            other[key] = part
+        else:
+            object.__setattr__(other, key, part)
+    return other
