@@ -121,7 +121,7 @@ def test_ctrl_c_in_close_ends_all_of_its_waits(monkeypatch: pytest.MonkeyPatch) 
     thread.start()
     assert inside.wait(60)
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(type(loader._sender), "join", interrupted)
+        patch.setattr(loader._sender, "_thread", types.SimpleNamespace(join=interrupted))
         loader.close(timeout=60)
     gate.set()
     thread.join()

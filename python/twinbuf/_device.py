@@ -38,6 +38,8 @@ class Sender:
 
     # What measures the loop: a row of the loader's or stream's trace.
     recorder: Any
+    # Whether a thread sends ahead of the loop, and on a stream of its own.
+    overlap = copy_stream = True
 
     def __init__(self, streams: Accelerator, device: str, depth: int) -> None:
         self.device, self.depth = device, depth
@@ -45,7 +47,7 @@ class Sender:
         # Shared by all iterations, so that they reuse its slots.
         self._upload = Upload(streams)
         # The position after the last batch that the loop received. Empty: that is the loader's own position.
-        self._place: list[Any] = []
+        self.place: list[Any] = []
         self._items: Callable[[], _Items[Any] | None] = lambda: None
         self._thread = _Thread()
         self._pid = os.getpid()
@@ -65,19 +67,18 @@ class Sender:
         batches: Any,
         is_sent: Callable[[], None],
         position: Callable[[], Any] | None = None,
-        overlap: bool = True,
-        copy_stream: bool = True,
     ) -> None:
         """Let the loop have the batches. ``is_sent`` ends the time of a batch's copy."""
         upload = self._upload
-        upload.start(copy_stream)
+        upload.start(self.copy_stream)
         recorded: Any = None
 
         def send(batch: Any) -> Sent:
             with upload.using():
                 sent = upload.send(batch.torch())
             is_sent()
-            return Sent(batch._moved(sent.item), sent.copied, sent.on_device, late=False)
+            sent.item = batch._moved(sent.item)
+            return sent
 
         def receive(sent: Sent) -> Any:
             nonlocal recorded
@@ -87,20 +88,20 @@ class Sender:
                 self.recorder.received(*recorded)
             return batch
 
-        self._place = [position()] if position else []
+        self.place = [position()] if position else []
         self._thread = _Thread()
         items: _Items[Any] = _Items(
             batches,
             self.depth - 1,
             send=send,
             states=position,
-            place=self._place,
+            place=self.place,
             thread=self._thread,
-            overlap=overlap,
+            overlap=self.overlap,
         )
         self._items = weakref.ref(items)
         loop._batches, loop._sender, loop._receive = batches, self, receive
-        if overlap:
+        if self.overlap:
             loop._make, loop._start = None, partial(start, items, around(upload), "twinbuf-upload")
         else:
             loop._make = partial(InTurn(), partial(make_one, items.worker()))
@@ -113,34 +114,21 @@ class Sender:
             self._upload.catch_up()
 
     def ended(self, whole: bool) -> None:
-        """The loop got an error, or has had its last batch.
+        """The loop got an error, has had its last batch, or nothing refers to it any more.
 
-        Then the thread writes the end of its trace when it lets go of the loader or stream. Wait up to 1 s,
-        so that a program which drops that after the last batch has the whole trace.
+        After the last batch, the thread writes the end of its trace when it lets go of the loader or stream.
+        Wait up to 1 s, so that a program which drops that then has the whole trace.
         """
-        self.recorder.ended()
-        if whole:
-            self._thread.join(1.0)
-
-    def left(self) -> None:
-        """Nothing refers to the loop any more."""
         if self._pid == os.getpid():
             self.recorder.ended()
+            if whole:
+                self._thread.join(1.0)
 
-    def stop(self) -> None:
-        """Let the thread end as soon as it has the batch that it waits for."""
-        items = self._items()
-        if items is not None:
+    def stop(self, timeout: float | None = None) -> bool:
+        """Let the thread end as soon as it has the batch that it waits for.
+
+        Wait for that up to ``timeout`` seconds. Return whether it has ended.
+        """
+        if (items := self._items()) is not None:
             items.close()
-
-    def join(self, timeout: float | None = None) -> bool:
-        """Wait for the thread to end, up to ``timeout`` seconds. Return whether it did."""
         return bool(self._thread.join(timeout))
-
-    def forget(self) -> None:
-        """Forget the position: the loader has loaded a state, and has the position of that."""
-        self._place = []
-
-    def position(self) -> Any:
-        """Return the position after the last batch that the loop received; None: it is the loader's own."""
-        return self._place[0] if self._place else None

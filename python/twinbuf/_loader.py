@@ -148,7 +148,7 @@ class Loader(_Loader, Generic[Made]):
         A file for a Chrome trace of the first five epochs.
     """
 
-    __slots__ = ("_copy_stream", "_filler", "_foreign", "_make", "_map", "_overlap", "_sender")
+    __slots__ = ("_filler", "_make", "_map", "_sender")
     # What turns each batch into what the loop gets.
     _map: Callable[[Batch], Made] | None
     # Fills a slot in the loop's thread: without overlap, if that runs code of the program.
@@ -156,9 +156,6 @@ class Loader(_Loader, Generic[Made]):
     _filler: _Filler | None
     # Sends the batches to a device.
     _sender: Sender | None
-    _copy_stream: bool
-    _overlap: bool
-    _foreign: bool
     plan: Plan
     # Attributes of a `DataLoader`, for trainers.
     batch_size: int
@@ -206,13 +203,15 @@ class Loader(_Loader, Generic[Made]):
         slots = None if to_device is None else to_device.slots(*_Loader._slots(plan, options))
         self = super().__new__(cls, plan, options, slots)
         self._map, self._sender, self._make, self._filler = map, to_device, None, None
+        *_, overlaps, _ = self._settings
         if to_device is not None:
-            to_device.recorder = self._recorder()
-        switch = os.environ.get(_switch(name, "COPY_STREAM") or "")
-        self._copy_stream = copy_stream if switch is None else switch.strip().lower() in ("1", "on", "true")
-        *_, self._overlap, self._foreign = self._settings
+            to_device.recorder, to_device.overlap = self._recorder(), overlaps
+            switch = os.environ.get(_switch(name, "COPY_STREAM") or "")
+            to_device.copy_stream = (
+                copy_stream if switch is None else switch.strip().lower() in ("1", "on", "true")
+            )
         for filler in self._fillers():
-            if self._overlap:
+            if overlaps:
                 fill(filler, name)
             else:
                 self._filler, self._make = filler, partial(InTurn(), partial(fill_one, filler))
@@ -221,8 +220,8 @@ class Loader(_Loader, Generic[Made]):
 
     def _tell_overridden(self, workers: int, overlap: bool) -> None:
         """Log which of depth, workers and overlap the environment has changed."""
-        asked, depth, found, *_ = self._settings
-        options = ("depth", asked, depth), ("workers", workers, found), ("overlap", overlap, self._overlap)
+        asked, depth, found, overlaps, _ = self._settings
+        options = ("depth", asked, depth), ("workers", workers, found), ("overlap", overlap, overlaps)
         # The breakdown turns overlap off. The default depth depends on overlap, workers and a limit.
         changed = [option.upper() for option, argument, in_effect in options[1:] if argument != in_effect]
         for option, argument, in_effect in options:
@@ -281,8 +280,7 @@ class Loader(_Loader, Generic[Made]):
         self._check()
         if self._sender is not None:
             self._end_iteration(closes)
-            self._sender.stop()
-            if not self._sender.join(timeout):
+            if not self._sender.stop(timeout):
                 raise LoaderTimeoutError(f"wanted the end of a load within {timeout or 0:.3f} s")
 
     def set_epoch(self, epoch: SupportsIndex) -> None:
@@ -300,8 +298,9 @@ class Loader(_Loader, Generic[Made]):
         state after the same step: any rank resumes from any rank's state.
         """
         position = self._position()
-        received = None if self._sender is None else self._sender.position()
-        state: dict[str, Any] = json.loads((received or position).text())
+        if self._sender is not None:
+            position = next(iter(self._sender.place), position)
+        state: dict[str, Any] = json.loads(position.text())
         # A distributed checkpoint of torch takes dicts in a list apart, and loads only fields that the state
         # of the new loader has: the list has lists of numbers, and no field is left out.
         state["before"] = [[*part.values()] for part in state["before"]]
@@ -330,7 +329,7 @@ class Loader(_Loader, Generic[Made]):
             raise kind(f"state: {error}") from None
         self._load(text)
         if self._sender is not None:
-            self._sender.forget()
+            self._sender.place = []
 
     def report(self) -> Report:
         """Return where the time went so far."""
@@ -345,7 +344,8 @@ class Loader(_Loader, Generic[Made]):
         Python or batches are copied to a device, otherwise no limit. Ctrl-C ends the wait.
         """
         timeout = seconds_or_none("timeout", timeout)
-        if timeout is None and (self._foreign or self._map is not None or self._sender is not None):
+        *_, foreign = self._settings
+        if timeout is None and (foreign or self._map is not None or self._sender is not None):
             timeout = 1.0
         self._check()
         since = monotonic()
@@ -382,10 +382,10 @@ class Loader(_Loader, Generic[Made]):
                 raise
 
     def __repr__(self) -> str:
-        _, depth, workers, *_ = self._settings
+        _, depth, workers, overlap, _ = self._settings
         name = "" if self._name is None else f" {json.dumps(self._name)}"
         device = "" if self._sender is None else f", device={self._sender.device!r}"
-        options = f"depth={depth}, workers={workers}, overlap={self._overlap}"
+        options = f"depth={depth}, workers={workers}, overlap={overlap}"
         return f"<Loader{name}: {self.plan!r}{device}, {options}>"
 
     def __reduce__(self) -> tuple[Any, ...]:

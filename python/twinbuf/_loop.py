@@ -118,7 +118,7 @@ class Loop(Generic[T]):
 
     def __del__(self) -> None:
         if self._sender is not None:
-            self._sender.left()
+            self._sender.ended(whole=False)
 
     @property
     def ended(self) -> bool:
@@ -163,7 +163,7 @@ class Epochs(Loop[T]):
         else:
             epochs = self._epochs
             source: Any = epochs if self._make is None else Loop(epochs, None, self._make)
-            sender.begin(self, source, epochs._sent, epochs._position, loader._overlap, loader._copy_stream)
+            sender.begin(self, source, epochs._sent, epochs._position)
 
     def __len__(self) -> int:
         return max(0, self._epochs.all() - self._count)

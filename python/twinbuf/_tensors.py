@@ -118,7 +118,6 @@ class _Sending(Stream):
         assert sender is not None
         self._end_pass()  # first: a loop whose groups end asks the pass why
         sender.stop()
-        sender.join()
         sender.begin(loop, groups, groups._sent)
         return loop
 
