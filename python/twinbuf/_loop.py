@@ -120,10 +120,6 @@ class Loop(Generic[T]):
         if self._sender is not None:
             self._sender.ended(whole=False)
 
-    @property
-    def ended(self) -> bool:
-        return self._items.ended  # type: ignore[no-any-return]
-
     def report(self) -> Report:
         return self._items.report()  # type: ignore[no-any-return]
 
@@ -133,9 +129,6 @@ class Loop(Generic[T]):
         if self._batches is not None:
             self._batches.close()
         self._items.close()
-
-    def replace(self) -> None:
-        self._items.replace()
 
 
 class Epochs(Loop[T]):

@@ -26,10 +26,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# Methods that advance a generator. They are not those of the iterable here: they would take items away from
-# the thread.
-_MOVES = ("send", "throw")
-
 # The largest `depth`: a place for each item is allocated at the start.
 _MOST = 1 << 16
 
@@ -146,7 +142,8 @@ class Around(Generic[T]):
         return bool(self._iterable)
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("_") or name in _MOVES:
+        # `send` and `throw` would take items of a generator away from the thread.
+        if name.startswith("_") or name in ("send", "throw"):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         return getattr(self._iterable, name)
 
@@ -176,7 +173,7 @@ class Prefetcher(Around[T]):
         self._place: list[Any] = []
         # Why the iterable has no state, though its class has the method.
         self._stateless = ""
-        self._items: Callable[[], _Items[T] | Loop[T] | None] = lambda: None
+        self._items: Callable[[], Any] = lambda: None
         # The thread of the last iteration.
         self._thread = _Thread()
         self._pid = os.getpid()
@@ -203,7 +200,7 @@ class Prefetcher(Around[T]):
 
     def _loop(self) -> tuple[_Items[T] | Loop[T], list[partial[None]]]:
         """Return the loop, and what starts its thread, which can be called again; empty once it has."""
-        if self._only is not None and not self._only[0].ended:
+        if self._only is not None and not self._items().ended:
             return self._only
         shared = self._shared
         if shared or self._items() is None:
@@ -242,7 +239,7 @@ class Prefetcher(Around[T]):
             loop._over = self._leave
         elif upload is not None:
             loop = Loop(items, upload.receive)
-        latest, only = weakref.ref(loop), self._shared and _goes_on(self._iterable)
+        latest, only = weakref.ref(items), self._shared and _goes_on(self._iterable)
         with contextlib.suppress(TypeError):
             self._last = weakref.ref(iterator)
         begun = loop, [partial(start, items, around(upload), self._name or "twinbuf-prefetch")]
@@ -385,28 +382,21 @@ def around(upload: Upload | None = None) -> Callable[[Callable[[], None]], None]
 
     That is its context variables, its gradient mode and its current CUDA device.
     """
-    modes = _torch_modes()
+    modes: list[Callable[[], contextlib.AbstractContextManager[Any]]] = []
+    if (torch := sys.modules.get("torch")) is not None:
+        if torch.cuda.is_initialized():
+            modes.append(partial(torch.cuda.device, torch.cuda.current_device()))
+        inference, enabled = torch.is_inference_mode_enabled(), torch.is_grad_enabled()
+        modes.append(lambda: torch.inference_mode() if inference else torch.set_grad_enabled(enabled))
+    if upload is not None:
+        modes.append(upload.using)
 
     def run(loop: Callable[[], None]) -> None:
         with contextlib.ExitStack() as stack:
             for mode in modes:
                 stack.enter_context(mode())
-            if upload:
-                stack.enter_context(upload.using())
             loop()
 
     context = contextvars.copy_context()
     context.run(_ahead.set, True)
     return lambda loop: context.run(run, loop)
-
-
-def _torch_modes() -> list[Callable[[], contextlib.AbstractContextManager[Any]]]:
-    """Return context managers that set this thread's gradient mode and CUDA device; none without torch."""
-    torch = sys.modules.get("torch")
-    if torch is None:
-        return []
-    modes: list[Callable[[], contextlib.AbstractContextManager[Any]]] = []
-    if torch.cuda.is_initialized():
-        modes.append(partial(torch.cuda.device, torch.cuda.current_device()))
-    inference, enabled = torch.is_inference_mode_enabled(), torch.is_grad_enabled()
-    return [*modes, lambda: torch.inference_mode() if inference else torch.set_grad_enabled(enabled)]
