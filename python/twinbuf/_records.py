@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Sequence
 from operator import index
 from pathlib import Path
@@ -15,9 +14,9 @@ from ._drive import made_by
 from ._twinbuf import _files, _Records
 from ._values import (
     Paths,
+    absolute,
     dtype_of,
     flag_of,
-    folder_of,
     instance_of,
     numbers_of,
     paths_of,
@@ -41,10 +40,9 @@ class Records(_Records):
     ``data[10:20]`` several.
     """
 
-    __slots__ = ("__weakref__", "_folder", "_how")
-    # How the files that were found were opened and their records changed, and the working directory then.
+    __slots__ = ("__weakref__", "_how")
+    # How the files that were found were opened and their records changed, from any working directory.
     _how: dict[str, Any]
-    _folder: str
     # Records are arrays: `in` would compare with each of them.
     __contains__ = None
 
@@ -189,7 +187,7 @@ class Records(_Records):
             raise OptionError(f"windows are made of rows, {why}")
         if self._how["steps"]:
             raise OptionError("windows: wanted a call before `to` and `map`, found one after them")
-        return _again(self._placed() | {"windows": (rows, rows if stride is None else stride)})
+        return _again(self._how | {"windows": (rows, rows if stride is None else stride)})
 
     def _with(self, step: tuple[Any, ...]) -> Records:
         return _again(self._how | {"steps": [*self._how["steps"], step]}, base=self)
@@ -264,27 +262,22 @@ class Records(_Records):
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Open the files again, and make the same changes, for ``pickle``."""
-        return _again, (self._placed(), len(self))
-
-    def _placed(self) -> dict[str, Any]:
-        """Return how the files were opened, with paths that do not depend on the working directory."""
-        how = dict(self._how)
-        for name in ("paths", "argument"):
-            if isinstance(how[name], list):
-                how[name] = [os.path.join(self._folder, path) for path in how[name]]
-        return how
+        return _again, (self._how, len(self))
 
 
 def _open(kind: str, paths: Any, argument: int | str | list[str] | None, skip_short: bool) -> Records:
     # The files now: a copy that opens them again must not have others.
     paths, skip_short = _files(paths_of("paths", paths)), flag_of("skip_short", skip_short)
     how = {"kind": kind, "paths": paths, "argument": argument, "skip_short": skip_short}
-    return _again(how | {"windows": None, "steps": []})
+    records = _again(how | {"windows": None, "steps": []})
+    indexes = absolute(argument) if isinstance(argument, list) else argument
+    records._how |= {"paths": absolute(paths), "argument": indexes}
+    return records
 
 
 def _again(how: dict[str, Any], wanted: int | None = None, base: Records | None = None) -> Records:
     records = _Records.__new__(Records, how, base)
-    records._how, records._folder = how, folder_of(how["paths"]) if base is None else base._folder
+    records._how = how
     if wanted is not None and len(records) != wanted:
         raise FileError(f"{records!r}: wanted {wanted} records, found {len(records)}")
     return records

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import pathlib
 from bisect import insort
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,8 +15,8 @@ from ._twinbuf import Group, _files, _Stream, _Tensors
 from ._values import (
     Path,
     Paths,
+    absolute,
     flag_of,
-    folder_of,
     instance_of,
     path_or_none,
     paths_of,
@@ -78,8 +77,8 @@ class Tensors(_Tensors):
 
 
 def _again(paths: list[str]) -> Tensors:
-    model, folder = _Tensors.__new__(Tensors, paths), folder_of(paths)
-    model._opened = [os.path.join(folder, path) for path in paths]
+    model = _Tensors.__new__(Tensors, paths)
+    model._opened = absolute(paths)
     return model
 
 

@@ -169,15 +169,16 @@ def paths_of(name: str, paths: Any) -> list[str]:
     raise TypeError(f"{name}: wanted {wanted}, found {paths!r}")
 
 
-def folder_of(paths: list[str]) -> str:
-    """Return the working directory, from which these paths are; empty if it is gone and they are absolute."""
+def absolute(paths: list[str]) -> list[str]:
+    """Return paths that do not depend on the working directory, which may be gone."""
     try:
-        return os.getcwd()
+        folder = os.getcwd()
     except FileNotFoundError:
         for path in paths:
             if not os.path.isabs(path):
                 raise FileError(f"{path!r}: the working directory is gone: wanted an absolute path") from None
-        return ""
+        return paths
+    return [os.path.join(folder, path) for path in paths]
 
 
 def sets_of(data: Any) -> list[Any]:
