@@ -8,21 +8,28 @@ from __future__ import annotations
 
 import _thread
 import atexit
+import contextlib
+import contextvars
 import ctypes
 import gc
 import logging
 import os
+import sys
 import threading
 import traceback
 import weakref
 from collections.abc import Callable
+from functools import partial
 from time import monotonic, sleep
 from types import GeneratorType
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ._twinbuf import _begin_end, _end_hook, _Filler, _Items, _Worker
 from ._values import warn
 from .errors import LoaderError, NestedError
+
+if TYPE_CHECKING:
+    from ._streams import Upload
 
 # Threads that the end of the program waits for, for one second in all. It counts slices and not the clock: a
 # process that is stopped for some time (SIGSTOP) ends no thread.
@@ -30,6 +37,9 @@ _threads: set[threading.Thread] = set()
 # Those that make nothing any more, and only drop what they have.
 _closing: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
 _SLICE, _SLICES = 0.05, 20
+
+# Whether this is a thread that is ahead of the loop.
+ahead = contextvars.ContextVar("twinbuf_ahead", default=False)
 
 T = TypeVar("T")
 
@@ -40,6 +50,31 @@ def start(items: _Items[Any], run: Callable[[Callable[[], None]], None], name: s
     After Ctrl-C in it, it can be called again: only one thread gets the worker.
     """
     _start(name, _drive, weakref.ref(items), run)
+
+
+def around(upload: Upload | None = None) -> Callable[[Callable[[], None]], None]:
+    """Return a function that runs the loop of another thread with this thread's context.
+
+    That is its context variables, its gradient mode and its current CUDA device.
+    """
+    modes: list[Callable[[], contextlib.AbstractContextManager[Any]]] = []
+    if (torch := sys.modules.get("torch")) is not None:
+        if torch.cuda.is_initialized():
+            modes.append(partial(torch.cuda.device, torch.cuda.current_device()))
+        inference, enabled = torch.is_inference_mode_enabled(), torch.is_grad_enabled()
+        modes.append(lambda: torch.inference_mode() if inference else torch.set_grad_enabled(enabled))
+    if upload is not None:
+        modes.append(upload.using)
+
+    def run(loop: Callable[[], None]) -> None:
+        with contextlib.ExitStack() as stack:
+            for mode in modes:
+                stack.enter_context(mode())
+            loop()
+
+    context = contextvars.copy_context()
+    context.run(ahead.set, True)
+    return lambda loop: context.run(run, loop)
 
 
 def fill(worker: _Filler, name: str | None) -> None:
@@ -192,10 +227,9 @@ def _end() -> None:
             left -= 1
             if left == half:
                 for thread in alive:
-                    if thread in _closing:
-                        continue
-                    number = ctypes.c_ulong(thread.ident or 0)
-                    ctypes.pythonapi.PyThreadState_SetAsyncExc(number, ctypes.py_object(SystemExit))
+                    if thread not in _closing:
+                        number = ctypes.c_ulong(thread.ident or 0)
+                        ctypes.pythonapi.PyThreadState_SetAsyncExc(number, ctypes.py_object(SystemExit))
     _end_hook(left * _SLICE)
 
 

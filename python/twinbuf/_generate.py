@@ -8,9 +8,8 @@ from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, SupportsIndex, TypeAlias, TypeVar
 
-from ._drive import called, start
+from ._drive import around, called, start
 from ._loop import Loop
-from ._prefetch import around
 from ._twinbuf import _Items
 from ._values import instance_of, path_or_none, text_of, whole_or_none
 

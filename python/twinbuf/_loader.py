@@ -6,23 +6,21 @@ import contextlib
 import json
 import os
 import re
-from collections.abc import Callable, Mapping, Sized
+from collections.abc import Callable, Iterator, Mapping, Sized
 from functools import partial
 from operator import index
 from time import monotonic
-from types import TracebackType
+from types import SimpleNamespace, TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, SupportsIndex
 
 import numpy as np
 import numpy.typing as npt
 
-from ._device import sender
 from ._drive import InTurn, fill, fill_one
-from ._loop import Epochs
+from ._loop import Epochs, Sender, sender
 from ._plan import Plan
 from ._records import Records
 from ._report import Report
-from ._trainers import attribute
 from ._twinbuf import Batch, _Loader, _Plan
 from ._values import (
     Path,
@@ -46,7 +44,6 @@ if TYPE_CHECKING:
     import torch
     from typing_extensions import TypeVar
 
-    from ._device import Sender
     from ._streams import Accelerator
     from ._twinbuf import _Batches, _Filler
 
@@ -289,7 +286,22 @@ class Loader(_Loader, Generic[Made]):
 
     def __getattr__(self, name: str) -> Any:
         """Return an attribute of a ``DataLoader`` that trainers read, such as ``batch_size``."""
-        return attribute(self, name, self._next_epoch())
+        epoch = self._next_epoch()
+        if name == "dataset":
+            return _AsDataset(self)
+        if name == "batch_sampler":
+            return _Steps(self, epoch)
+        if name == "batch_size":
+            return len(self.plan.indices(epoch, 0)) if self.plan.steps(epoch) else self.plan.batch
+        if name == "drop_last":
+            return self.plan.drop_last
+        if name == "sampler":
+            return SimpleNamespace(set_epoch=self._reach_epoch)  # Lightning chooses the epoch of that
+        if name == "prefetch_factor":
+            return None
+        if name == "collate_fn":
+            return lambda batch: batch
+        raise AttributeError(f"'Loader' object has no attribute {name!r}")
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position after the last received batch, as plain values to save with the model.
@@ -393,6 +405,57 @@ class Loader(_Loader, Generic[Made]):
             "a Loader cannot be pickled, because it owns a thread and open files: build it in the process "
             "that uses it, and send its `state_dict()`"
         )
+
+
+# Hugging Face's `Trainer`, when it resumes, makes another `DataLoader` of the first one's `dataset` and
+# `batch_sampler`, and leaves out the first batches. The sampler of a loader yields steps, so batches that are
+# left out are not read.
+
+
+class _Steps:
+    """The steps of an epoch, as a batch sampler."""
+
+    def __init__(self, loader: Loader[Any], epoch: int) -> None:
+        self._loader = loader
+        self._epoch = epoch
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch."""
+        self._epoch = epoch
+
+    def __iter__(self) -> Iterator[tuple[int, int]]:
+        return ((self._epoch, step) for step in range(len(self)))
+
+    def __len__(self) -> int:
+        return self._loader.plan.steps(self._epoch)
+
+
+class _AsDataset:
+    """The batches as a data set whose indices are steps. It is fast for steps that follow each other.
+
+    Its length is the number of records of the plan, as for the data set of a `DataLoader`.
+    """
+
+    def __init__(self, loader: Loader[Any]) -> None:
+        self._loader = loader
+        self._next: tuple[int, int] | None = None
+        self._batches: Iterator[Any] = iter(())
+
+    def __len__(self) -> int:
+        return self._loader.plan.records
+
+    def __getitems__(self, at: tuple[int, int]) -> Any:
+        epoch, step = at
+        if at != self._next:
+            state = self._loader.state_dict()
+            if state["epoch"] != epoch:
+                # For another epoch, the plan alone tells the steps before it.
+                steps = sum(self._loader.plan.steps(before) for before in range(epoch))
+                state |= {"trained": steps, "before": []}
+            self._loader.load_state_dict(state | {"epoch": epoch, "step": step})
+            self._batches = iter(self._loader.epoch(epoch))
+        self._next = epoch, step + 1
+        return next(self._batches)
 
 
 def _options(data: Any) -> dict[str, Any]:

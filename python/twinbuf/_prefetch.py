@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import contextvars
 import copy
 import os
-import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from types import FunctionType, WrapperDescriptorType
 from typing import TYPE_CHECKING, Any, Generic, Self, SupportsIndex, TypeVar
 
-from ._drive import InTurn, start
+from ._drive import InTurn, ahead, around, start
 from ._loop import Loop
 from ._report import Report
 from ._streams import Accelerator, Upload, as_tensors, streams_of
@@ -28,9 +26,6 @@ T = TypeVar("T")
 
 # The largest `depth`: a place for each item is allocated at the start.
 _MOST = 1 << 16
-
-# Whether this is a thread that is ahead of the loop.
-_ahead = contextvars.ContextVar("twinbuf_ahead", default=False)
 
 
 def prefetch(
@@ -338,11 +333,11 @@ class _Aside:
         return getattr(self._state, name)
 
     def _add_dataloader(self, loader: Any) -> None:
-        if not _ahead.get():
+        if not ahead.get():
             self._state._add_dataloader(loader)
 
     def _remove_dataloader(self, loader: Any) -> None:
-        if not _ahead.get():
+        if not ahead.get():
             self._state._remove_dataloader(loader)
 
 
@@ -375,28 +370,3 @@ def _copies(iterable: Any) -> tuple[Callable[[], Any] | None, Any, str]:
         return lambda: copy.deepcopy(states()), copy.deepcopy(states()), ""
     except AttributeError as error:
         return None, None, str(error) or "`state_dict` of the iterable raised AttributeError"
-
-
-def around(upload: Upload | None = None) -> Callable[[Callable[[], None]], None]:
-    """Return a function that runs the loop of another thread with this thread's context.
-
-    That is its context variables, its gradient mode and its current CUDA device.
-    """
-    modes: list[Callable[[], contextlib.AbstractContextManager[Any]]] = []
-    if (torch := sys.modules.get("torch")) is not None:
-        if torch.cuda.is_initialized():
-            modes.append(partial(torch.cuda.device, torch.cuda.current_device()))
-        inference, enabled = torch.is_inference_mode_enabled(), torch.is_grad_enabled()
-        modes.append(lambda: torch.inference_mode() if inference else torch.set_grad_enabled(enabled))
-    if upload is not None:
-        modes.append(upload.using)
-
-    def run(loop: Callable[[], None]) -> None:
-        with contextlib.ExitStack() as stack:
-            for mode in modes:
-                stack.enter_context(mode())
-            loop()
-
-    context = contextvars.copy_context()
-    context.run(_ahead.set, True)
-    return lambda loop: context.run(run, loop)

@@ -8,8 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Self, SupportsIndex
 
-from ._device import Sender, sender
-from ._loop import Loop
+from ._loop import Loop, Sender, sender
 from ._report import Report
 from ._twinbuf import Group, _files, _Stream, _Tensors
 from ._values import (
