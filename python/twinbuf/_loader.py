@@ -28,7 +28,6 @@ from ._values import (
     flag_of,
     instance_of,
     length_of,
-    names_of,
     path_or_none,
     record_of,
     seconds_or_none,
@@ -460,12 +459,12 @@ class _AsDataset:
 
 def _options(data: Any) -> dict[str, Any]:
     """Return the data sets, and how their parts make a batch."""
-    sources, names = [_source(found) for found in sets_of(data)], names_of(data)
-    if not sources:
+    names, sets = sets_of(data)
+    if not sets:
         raise OptionError("data: wanted at least one data set, found none")
     for name in names or ():
         text_of("data", name, "names as keys of the dict")
-    return {"sources": sources, "tuple": isinstance(data, tuple), "names": names}
+    return {"sources": [_source(found) for found in sets], "tuple": isinstance(data, tuple), "names": names}
 
 
 def _source(data: Any) -> Any:

@@ -15,7 +15,6 @@ from ._values import (
     attribute_of,
     flag_of,
     length_of,
-    names_of,
     numbers_of,
     record_of,
     sets_of,
@@ -116,17 +115,15 @@ class Plan(_Plan):
         drop_last: bool = True,
     ) -> Self:
         """Make a plan of these records."""
-        sizes, seed, world = _sizes(batch), whole_or_none("seed", seed), whole_or_none("world", world)
-        steps = whole_or_none("steps", steps)
         count, is_number = _count(data)
         options = {
             "records": count,
-            "batches": sizes,
+            "batches": _sizes(batch),
             "list": None if records is None else _list(records, count),
-            "steps": steps,
+            "steps": whole_or_none("steps", steps),
             "shuffle": _shuffle(shuffle, data),
-            "seed": seed,
-            "ranks": _ranks(rank, world),
+            "seed": whole_or_none("seed", seed),
+            "ranks": _ranks(rank, whole_or_none("world", world)),
             "drop_last": flag_of("drop_last", drop_last),
         }
         return super().__new__(cls, None if is_number else count, options)
@@ -157,8 +154,8 @@ def _count(data: Any) -> tuple[int, bool]:
         found = f"{type(data).__name__}{': pass a tuple' if type(data) is list else ''}"
         wanted = "a data set, a tuple or dict of data sets, or a whole number"
         raise TypeError(f"data: wanted {wanted}, found a {found}")
-    names = names_of(data)
-    first, *others = [length_of(found) for found in sets_of(data)] or [0]
+    names, sets = sets_of(data)
+    first, *others = [length_of(found) for found in sets] or [0]
     for at, count in enumerate(others, 1):
         if count != first:
             zero, other = (0, at) if names is None else (names[0], names[at])
@@ -182,12 +179,13 @@ def _sizes(batch: Any) -> list[tuple[int, int]]:
 def _list(found: Any, count: int) -> Any:
     """Return some of so many records."""
 
-    def outside(number: int) -> Exception | None:
+    def outside(number: int) -> Exception:
         wanted = "from 0 on" if number < 0 else f"below {count}"
-        good = 0 <= number < count
-        return None if good else OptionError(f"records: wanted numbers {wanted}, found {number}")
+        return OptionError(f"records: wanted numbers {wanted}, found {number}")
 
-    return numbers_of("records", range(count)[found] if isinstance(found, slice) else found, outside)
+    return numbers_of(
+        "records", range(count)[found] if isinstance(found, slice) else found, 0, count, outside
+    )
 
 
 def _shuffle(shuffle: Any, data: Any) -> tuple[str, int, int]:
@@ -198,7 +196,7 @@ def _shuffle(shuffle: Any, data: Any) -> tuple[str, int, int]:
     if isinstance(shuffle, Window):
         records = shuffle.records
         if records is None:
-            records = max(1, _CHUNK // max(1, sum(map(_record_bytes, sets_of(data)))))
+            records = max(1, _CHUNK // max(1, sum(map(_record_bytes, sets_of(data)[1]))))
         return "window", records, shuffle.chunks
     line = f'shuffle: wanted None, "full", Window(n) or Chunks(n), found {shuffle!r}'
     raise (OptionError if isinstance(shuffle, str) else TypeError)(line)

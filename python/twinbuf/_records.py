@@ -214,9 +214,8 @@ class Records(_Records):
         """
         count = len(self)
 
-        def outside(number: int) -> Exception | None:
-            text = f"wanted a record from -{count} to {count - 1}, found {number}"
-            return None if -count <= number < count else IndexError(text)
+        def outside(number: int) -> Exception:
+            return IndexError(f"wanted a record from -{count} to {count - 1}, found {number}")
 
         if isinstance(wanted, slice):
             wanted = range(count)[wanted]
@@ -228,10 +227,10 @@ class Records(_Records):
             except TypeError:
                 kinds = "a whole number, a slice or a list of whole numbers"
                 raise TypeError(f"index: wanted {kinds}, found {wanted!r}") from None
-            if raised := outside(number):
-                raise raised
+            if not -count <= number < count:
+                raise outside(number)
             return self._several([number % count], (number % count, 1, 1))[0]
-        return self._several(wanted, numbers_of("index", wanted, outside, count))
+        return self._several(wanted, numbers_of("index", wanted, -count, count, outside))
 
     # Python's own iterators over what has only `__getitem__` take an IndexError of a function for the end.
     def __iter__(self) -> Iterator[npt.NDArray[Any]]:

@@ -173,12 +173,11 @@ def stream(
         A file for a Chrome trace of the first five passes.
     """
     instance_of("model", _Tensors, model, "`Tensors`")
-    name, trace = None if name is None else text_of("name", name), path_or_none("trace", trace)
     to_device = None if device is None else sender(device, _DEVICE_DEPTH)
     lists = _by_key(model, groups) if callable(groups) else _lists(groups)
     options = {
         "groups": lists,
-        "name": name,
+        "name": None if name is None else text_of("name", name),
         "sends": to_device is not None,
         "cycle": flag_of("cycle", cycle),
         "depth": whole("depth", depth),
@@ -186,7 +185,7 @@ def stream(
         "order": None if order is None else _order(order, len(lists)),
         "memory_limit": whole_or_none("memory_limit", memory_limit),
         "read_mode": text_of("read_mode", read_mode),
-        "trace": trace,
+        "trace": path_or_none("trace", trace),
     }
     made = _Stream.__new__(Stream if to_device is None else _Sending, model, options)
     made._sender = to_device

@@ -20,8 +20,6 @@ import numpy
 from ._twinbuf import DTYPES
 from .errors import FileError, OptionError
 
-_MOST = 2**64 - 1
-
 Path: TypeAlias = str | os.PathLike[str]
 Paths: TypeAlias = Path | Iterable[Path]
 
@@ -34,7 +32,7 @@ def whole(name: str, found: SupportsIndex) -> int:
         number = index(found)
     except TypeError:
         raise TypeError(f"{name}: wanted a whole number, found {found!r}") from None
-    if not 0 <= number <= _MOST:
+    if not 0 <= number < 2**64:
         raise OptionError(f"{name}: wanted a whole number from 0 to 2**64 - 1, found {number}")
     return number
 
@@ -92,10 +90,11 @@ def text_of(name: str, found: str, wanted: str = "a string", encode: Any = str.e
     return found
 
 
-def numbers_of(name: str, found: Any, error: Callable[[int], Exception | None], count: int = 0) -> Any:
+def numbers_of(name: str, found: Any, least: int, count: int, outside: Callable[[int], Exception]) -> Any:
     """Return whole numbers, for the Rust part: an array, or the first one, the step and the number of them.
 
-    Raises what ``error`` returns for the least and the largest one. Those below 0 count back from ``count``.
+    Raises what ``outside`` returns for one that is not from ``least`` to below ``count``. Those below 0 count
+    back from ``count``.
     """
     if isinstance(found, range):
         ends = [found[0], found[-1]] if found else []
@@ -108,8 +107,8 @@ def numbers_of(name: str, found: Any, error: Callable[[int], Exception | None], 
             raise TypeError(f"{name}: wanted {wanted}, found {found.dtype} {found.shape}")
         ends = [int(found.min()), int(found.max())] if found.size else []
     for number in ends:
-        if raised := error(number):
-            raise raised
+        if not least <= number < count:
+            raise outside(number)
     if not ends:
         return 0, 1, 0
     if min(ends) < 0:
@@ -140,8 +139,9 @@ def dtype_of(dtype: Any) -> str:
     raise OptionError(f"dtype: wanted {wanted}, found {text}")
 
 
-def shape_of(name: str, shape: Iterable[SupportsIndex]) -> tuple[int, ...]:
-    """Return the axes of a record."""
+def record_of(dtype: Any, shape: Any, name: str = "shape") -> tuple[str, tuple[int, ...]]:
+    """Return the type of records of one size. ``name`` is that of the argument ``shape``."""
+    kind = dtype_of(dtype)
     try:
         axes = (-1,) if isinstance(shape, (bytes, bytearray)) else tuple(map(index, shape))
     except TypeError:
@@ -149,12 +149,6 @@ def shape_of(name: str, shape: Iterable[SupportsIndex]) -> tuple[int, ...]:
     if min(axes, default=0) < 0:
         wanted = "the axes of a record as a tuple of numbers from 1 on"
         raise TypeError(f"{name}: wanted {wanted}, found {shape!r}")
-    return axes
-
-
-def record_of(dtype: Any, shape: Any, name: str = "shape") -> tuple[str, tuple[int, ...]]:
-    """Return the type of records of one size. ``name`` is that of the argument ``shape``."""
-    kind, axes = dtype_of(dtype), shape_of(name, shape)
     if not 0 < prod(axes) * DTYPES[kind] < 2**63:
         raise OptionError(f"{name}: wanted records of at least one element that fit memory, found {shape!r}")
     return kind, axes
@@ -181,16 +175,11 @@ def absolute(paths: list[str]) -> list[str]:
     return [os.path.join(folder, path) for path in paths]
 
 
-def sets_of(data: Any) -> list[Any]:
-    """Return the data sets: the values of a tuple or a mapping, or ``data`` itself."""
-    if isinstance(data, tuple):
-        return list(data)
-    return [data] if names_of(data) is None else list(data.values())
-
-
-def names_of(data: Any) -> list[Any] | None:
-    """Return the names of a mapping of data sets, or None if it is none: a data set may be a mapping too."""
-    return list(data) if isinstance(data, Mapping) and not hasattr(data, "read_into") else None
+def sets_of(data: Any) -> tuple[list[Any] | None, list[Any]]:
+    """Return the names of the data sets if they are in a mapping, and the data sets: one or several."""
+    if isinstance(data, Mapping) and not hasattr(data, "read_into"):  # a data set may be a mapping too
+        return list(data), list(data.values())
+    return None, list(data) if isinstance(data, tuple) else [data]
 
 
 def length_of(data: Any) -> int:
