@@ -102,10 +102,9 @@ class Accelerator:
     def event(self) -> torch.Event:
         """Make an event."""
         # `blocking`: a thread that synchronizes would otherwise spin. `torch.Event` ignores it on CUDA.
-        event: torch.Event = (
-            self._cuda.Event(blocking=True) if self._cuda else self._torch.Event(self._device, blocking=True)
-        )
-        return event
+        if self._cuda is not None:
+            return self._cuda.Event(blocking=True)  # type: ignore[no-any-return]
+        return self._torch.Event(self._device, blocking=True)
 
     def host(self, nbytes: int) -> torch.Tensor:
         """Allocate page-locked bytes."""
@@ -174,8 +173,7 @@ def _driver() -> Any:
 def streams_of(device: Any) -> Accelerator | None:
     """Return the streams of a device, which may be such an object itself; None for host memory."""
     if hasattr(device, "side"):
-        streams: Accelerator = device
-        return streams
+        return device  # type: ignore[no-any-return]
     import torch
 
     try:
@@ -293,7 +291,7 @@ class Upload:
         current = self._streams.current()
         if not copy_stream:
             self._side = current
-        _follow(self._side, current, self._streams)
+        _after(current, self._streams).wait(self._side)
 
     def using(self) -> AbstractContextManager[Any]:
         """Make the side stream current: what the iterable itself enqueues on the device goes there too."""
@@ -379,18 +377,13 @@ class Download:
         current = self.streams.current()  # refuses a capture before anything is enqueued
         rows = self.streams.empty_like(tensor)
         self.streams.copy(rows, tensor)
-        _follow(self._side, current, self.streams)
+        _after(current, self.streams).wait(self._side)
         with self.streams.using(self._side):
             self.streams.copy(place, rows)
         self.streams.keep(rows, self._side)
         copied = self._slots[0].copied = _after(self._side, self.streams)
         self._slots.rotate()
         self.late.append((copied, filled))
-
-
-def _follow(stream: Any, ahead: Any, streams: Accelerator) -> None:
-    """Let ``stream`` wait for what the stream ``ahead`` has been given so far."""
-    _after(ahead, streams).wait(stream)
 
 
 def _after(stream: Any, streams: Accelerator) -> torch.Event:
