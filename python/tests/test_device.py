@@ -89,7 +89,7 @@ def test_an_interrupt_of_the_start_does_not_block_the_next_one(
         raise KeyboardInterrupt
 
     loader, ahead = numbers(device=Late("side")), tb.prefetch(range(4))
-    for module, items in (("_device", loader.epoch(0)), ("_prefetch", ahead)):
+    for module, items in (("_loop", loader.epoch(0)), ("_prefetch", ahead)):
         with monkeypatch.context() as patch:
             patch.setattr(f"twinbuf.{module}._Items", interrupted)
             with pytest.raises(KeyboardInterrupt):

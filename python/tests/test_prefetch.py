@@ -163,14 +163,19 @@ def test_a_loop_after_break_tells_that_it_has_the_same_iterator(caplog: pytest.L
 def test_a_thread_that_was_kept_from_its_start_is_started_by_the_next_loop(
     raised: BaseException, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    start, failures = twinbuf._prefetch.start, [raised]
+    starter, failures = twinbuf._prefetch.starter, [raised]
 
-    def fails_once(*arguments: Any) -> None:
-        if failures:
-            raise failures.pop()
-        start(*arguments)
+    def fails_once(*arguments: Any) -> Any:
+        start = starter(*arguments)
 
-    monkeypatch.setattr(twinbuf._prefetch, "start", fails_once)
+        def begin() -> None:
+            if failures:
+                raise failures.pop()
+            start()
+
+        return begin
+
+    monkeypatch.setattr(twinbuf._prefetch, "starter", fails_once)
     numbers = tb.prefetch(number for number in range(9))
     with pytest.raises(type(raised)):
         iter(numbers)

@@ -22,7 +22,7 @@ from collections.abc import Callable
 from functools import partial
 from time import monotonic, sleep
 from types import GeneratorType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from ._twinbuf import _begin_end, _end_hook, _Filler, _Items, _Worker
 from ._values import warn
@@ -42,22 +42,16 @@ _SLICE, _SLICES = 0.05, 20
 ahead = contextvars.ContextVar("twinbuf_ahead", default=False)
 
 T = TypeVar("T")
+Mode: TypeAlias = Callable[[], contextlib.AbstractContextManager[Any]]
 
 
-def start(items: _Items[Any], run: Callable[[Callable[[], None]], None], name: str) -> None:
-    """Start the thread that makes the items. ``run`` calls its loop with the caller's context.
+def starter(items: _Items[Any], name: str, upload: Upload | None = None) -> Callable[[], None]:
+    """Return a function that starts the thread that makes the items, with this thread's context.
 
-    After Ctrl-C in it, it can be called again: only one thread gets the worker.
+    That is its context variables, its gradient mode and its current CUDA device. After Ctrl-C in the
+    function, it can be called again: only one thread gets the worker.
     """
-    _start(name, _drive, weakref.ref(items), run)
-
-
-def around(upload: Upload | None = None) -> Callable[[Callable[[], None]], None]:
-    """Return a function that runs the loop of another thread with this thread's context.
-
-    That is its context variables, its gradient mode and its current CUDA device.
-    """
-    modes: list[Callable[[], contextlib.AbstractContextManager[Any]]] = []
+    modes: list[Mode] = []
     if (torch := sys.modules.get("torch")) is not None:
         if torch.cuda.is_initialized():
             modes.append(partial(torch.cuda.device, torch.cuda.current_device()))
@@ -65,16 +59,9 @@ def around(upload: Upload | None = None) -> Callable[[Callable[[], None]], None]
         modes.append(lambda: torch.inference_mode() if inference else torch.set_grad_enabled(enabled))
     if upload is not None:
         modes.append(upload.using)
-
-    def run(loop: Callable[[], None]) -> None:
-        with contextlib.ExitStack() as stack:
-            for mode in modes:
-                stack.enter_context(mode())
-            loop()
-
     context = contextvars.copy_context()
     context.run(ahead.set, True)
-    return lambda loop: context.run(run, loop)
+    return partial(_start, name, _drive, weakref.ref(items), context, modes)
 
 
 def fill(worker: _Filler, name: str | None) -> None:
@@ -233,7 +220,7 @@ def _end() -> None:
     _end_hook(left * _SLICE)
 
 
-def _drive(of: weakref.ref[_Items[Any]], run: Callable[[Callable[[], None]], None]) -> None:
+def _drive(of: weakref.ref[_Items[Any]], context: contextvars.Context, modes: list[Mode]) -> None:
     items = of()
     worker = None if items is None else items.worker()
     del items
@@ -241,13 +228,16 @@ def _drive(of: weakref.ref[_Items[Any]], run: Callable[[Callable[[], None]], Non
         return
 
     def loop() -> None:
-        while worker.next():
-            _make(worker)
-        _close(worker)
+        with contextlib.ExitStack() as stack:
+            for mode in modes:
+                stack.enter_context(mode())
+            while worker.next():
+                _make(worker)
+            _close(worker)
 
     try:
-        run(loop)
-    except BaseException as error:  # `run` itself failed: the loop gets that in place of an item
+        context.run(loop)
+    except BaseException as error:  # a mode failed: the loop gets that in place of an item
         if worker.next():
             worker.fail(error)
     finally:

@@ -8,7 +8,7 @@ from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, SupportsIndex, TypeAlias, TypeVar
 
-from ._drive import around, called, start
+from ._drive import called, starter
 from ._loop import Loop
 from ._twinbuf import _Items
 from ._values import instance_of, path_or_none, text_of, whole_or_none
@@ -88,7 +88,7 @@ def generate(
     numbers = map(partial(called, "make", instance_of("make", Callable, make, "a function")), count())
     lockstep = before is not None
     items: _Items[T] = _Items(numbers, 1, rounds=limit, lockstep=lockstep, name=name, trace=trace)
-    start(items, around(), name or "twinbuf-generate")
+    starter(items, name or "twinbuf-generate")()
     return items if before is None and after is None else _Hooked(items, before, after, limit)
 
 

@@ -17,7 +17,7 @@ from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from ._drive import InTurn, Turn, around, called, make_one, start, wait_in
+from ._drive import InTurn, Turn, called, make_one, starter, wait_in
 from ._streams import Accelerator, Sent, Upload, streams_of
 from ._twinbuf import _Items, _Thread
 
@@ -155,14 +155,13 @@ class Epochs(Loop[T]):
     def _begin(self) -> None:
         if self._items is not None:  # another thread was first
             return
-        loader, sender = self._loader, self._loader._sender
-        if not self._epochs.has_begun:
-            loader._stop_sending()
-        self._epochs.begin()
+        epochs, sender = self._epochs, self._loader._sender
+        if not epochs.has_begun:
+            self._loader._stop_sending()
+        epochs.begin()
         if sender is None:
-            self._items = self._epochs
+            self._items = epochs
         else:
-            epochs = self._epochs
             source: Any = epochs if self._make is None else Loop(epochs, None, self._make)
             sender.begin(self, source, epochs._sent, epochs._position)
 
@@ -261,7 +260,7 @@ class Sender:
         self._items = weakref.ref(items)
         loop._batches, loop._sender, loop._receive = batches, self, receive
         if self.overlap:
-            loop._make, loop._start = None, partial(start, items, around(upload), "twinbuf-upload")
+            loop._make, loop._start = None, starter(items, "twinbuf-upload", upload)
         else:
             loop._make = partial(InTurn(), partial(make_one, items.worker()))
         # The last step: before it, Ctrl-C undoes all.

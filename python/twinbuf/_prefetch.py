@@ -11,7 +11,7 @@ from functools import partial
 from types import FunctionType, WrapperDescriptorType
 from typing import TYPE_CHECKING, Any, Generic, Self, SupportsIndex, TypeVar
 
-from ._drive import InTurn, ahead, around, start
+from ._drive import InTurn, ahead, starter
 from ._loop import Loop
 from ._report import Report
 from ._streams import Accelerator, Upload, as_tensors, streams_of
@@ -174,7 +174,7 @@ class Prefetcher(Around[T]):
         self._pid = os.getpid()
         # The only iterator, if the iterable is an iterator that goes on, and what starts its thread, until it
         # has: Ctrl-C or an error may cut that off.
-        self._only: tuple[_Items[T] | Loop[T], list[partial[None]]] | None = None
+        self._only: tuple[_Items[T] | Loop[T], list[Callable[[], None]]] | None = None
         self._turn = InTurn("iter() was called")
         # The iterator of the last iteration, if there can be a weak reference to it.
         self._last: Callable[[], Iterator[T] | None] = lambda: None
@@ -193,7 +193,7 @@ class Prefetcher(Around[T]):
         starts.clear()
         return loop
 
-    def _loop(self) -> tuple[_Items[T] | Loop[T], list[partial[None]]]:
+    def _loop(self) -> tuple[_Items[T] | Loop[T], list[Callable[[], None]]]:
         """Return the loop, and what starts its thread, which can be called again; empty once it has."""
         if self._only is not None and not self._items().ended:
             return self._only
@@ -237,7 +237,7 @@ class Prefetcher(Around[T]):
         latest, only = weakref.ref(items), self._shared and _goes_on(self._iterable)
         with contextlib.suppress(TypeError):
             self._last = weakref.ref(iterator)
-        begun = loop, [partial(start, items, around(upload), self._name or "twinbuf-prefetch")]
+        begun = loop, [starter(items, self._name or "twinbuf-prefetch", upload)]
         # From here to the end nothing is called: Ctrl-C leaves this iteration out, or whole.
         self._place, self._stateless, self._thread, self._pid = place, stateless, thread, pid
         self._items, self._epochs = latest, self._epochs + 1
