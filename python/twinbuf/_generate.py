@@ -113,26 +113,23 @@ class _Hooked(Loop[T]):
                 self.close()
                 raise
             self._done = self._count
-        if self._before is not None and self._asked <= self._count:
-            self._ask(self._before)
+        self._ask(self._count + 1)
         if (failed := self._failed) is not None and self._asked == self._count + 1:
             self.close()  # Ctrl-C may cut it off: the next call closes again
             self._failed = None
             raise failed
 
     def _received(self, item: T) -> T:
-        if self._before is not None and self._asked <= self._count + 1:
-            self._ask(self._before)
+        self._ask(self._count + 2)
         return item
 
-    def _ask(self, before: Hook) -> None:
-        """Call `before` for the next round, and then let it begin."""
-        number = self._asked
-        if number < self._rounds:
+    def _ask(self, rounds: int) -> None:
+        """Call `before` for the next round, unless it was called for so many, and then let it begin."""
+        if self._before is not None and self._asked < min(rounds, self._rounds):
             try:
-                called("before", before, number)
+                called("before", self._before, self._asked)
             except Exception as raised:
                 self._failed = raised
-            self._asked = number + 1
+            self._asked += 1
             if self._failed is None:
                 self._items.grant(self._asked)
