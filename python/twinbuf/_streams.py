@@ -484,9 +484,8 @@ def map_leaves(change: Callable[[Any], Any], item: Any) -> Any:
     if all(new is old for new, old in zip(parts, values, strict=True)):
         return item
     if isinstance(item, tuple):
-        if hasattr(item, "_make"):  # a named tuple
-            return item._make(parts)
-        return tuple(parts) if type(item) is tuple else type(item)(parts)
+        # `_make` is of a named tuple.
+        return item._make(parts) if hasattr(item, "_make") else type(item)(parts)
     pairs = zip(keys, parts, strict=True)
     if isinstance(item, Mapping) and not isinstance(item, MutableMapping):
         return type(item)(dict(pairs))  # type: ignore[call-arg]
