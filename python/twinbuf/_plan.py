@@ -183,9 +183,8 @@ def _list(found: Any, count: int) -> Any:
         wanted = "from 0 on" if number < 0 else f"below {count}"
         return OptionError(f"records: wanted numbers {wanted}, found {number}")
 
-    return numbers_of(
-        "records", range(count)[found] if isinstance(found, slice) else found, 0, count, outside
-    )
+    found = range(count)[found] if isinstance(found, slice) else found
+    return numbers_of("records", found, 0, count, outside)
 
 
 def _shuffle(shuffle: Any, data: Any) -> tuple[str, int, int]:

@@ -128,29 +128,24 @@ class Records(_Records):
         for float16 and bfloat16. With ``planar``, the last three axes ``(height, width, channels)`` become
         ``(channels, height, width)``. Both take records of these five types, and make float32.
         """
-        name = dtype_of(dtype)
-        if not flag_of("planar", planar) and mean is None and std is None:
+        name, planar = dtype_of(dtype), flag_of("planar", planar)
+        if not planar and mean is None and std is None:
             return self._with((name, None))
         if name != "float32":
             raise OptionError(f"dtype: wanted float32 for `mean`, `std` and `planar`, found {name}")
-        return self._with((name, (*self._scales(mean, std, planar), bool(planar))))
-
-    def _scales(
-        self, mean: Any, std: Any, planar: bool
-    ) -> tuple[int, tuple[list[float], list[float]] | None]:
-        """Return the number of channels, and the scale and the shift of each."""
         means, stds = _floats("mean", mean, 0.0), _floats("std", std, 1.0)
         # If they are the same for all channels, the number of channels does not matter.
         channels = 1 if len(means) == len(stds) == 1 and not planar else (1, *self.shape)[-1]
         if not {len(means), len(stds)} <= {1, channels}:
             wanted = f"one number or {channels}, one for each channel"
             raise OptionError(f"mean, std: wanted {wanted}, found {len(means)} and {len(stds)}")
-        if mean is None and std is None:
-            return channels, None
-        most = {"uint8": 255.0, "uint16": 65535.0, "int16": 32768.0}.get(self.dtype, 1.0)
-        scale, shift = 1.0 / (most * stds), -means / stds
-        each = numpy.ones(channels)
-        return channels, ((scale * each).tolist(), (shift * each).tolist())
+        scales = None
+        if mean is not None or std is not None:
+            most = {"uint8": 255.0, "uint16": 65535.0, "int16": 32768.0}.get(self.dtype, 1.0)
+            scale, shift = 1.0 / (most * stds), -means / stds
+            each = numpy.ones(channels)
+            scales = (scale * each).tolist(), (shift * each).tolist()
+        return self._with((name, (channels, scales, planar)))
 
     def map(
         self,
@@ -166,9 +161,8 @@ class Records(_Records):
         number for this record in this epoch, made of the plan's seed: the same after any resume. Seed a
         generator with it to make random changes repeatable.
         """
-        return self._with(
-            (instance_of("function", Callable, function, "a function"), *record_of(dtype, shape))
-        )
+        function = instance_of("function", Callable, function, "a function")
+        return self._with((function, *record_of(dtype, shape)))
 
     def windows(self, rows: SupportsIndex, stride: SupportsIndex | None = None) -> Records:
         """Return the same files as windows of ``rows`` rows, one every ``stride`` rows.
