@@ -202,10 +202,9 @@ class Loader(_Loader, Generic[Made]):
         *_, overlaps, _ = self._settings
         if to_device is not None:
             to_device.recorder, to_device.overlap = self._recorder(), overlaps
-            switch = os.environ.get(_switch(name, "COPY_STREAM") or "")
-            to_device.copy_stream = (
-                copy_stream if switch is None else switch.strip().lower() in ("1", "on", "true")
-            )
+            if by := _switch(name, "COPY_STREAM"):
+                copy_stream = os.environ[by].strip().lower() in ("1", "on", "true")
+            to_device.copy_stream = copy_stream
         for filler in self._fillers():
             if overlaps:
                 fill(filler, name)
@@ -222,8 +221,7 @@ class Loader(_Loader, Generic[Made]):
         changed = [option.upper() for option, argument, in_effect in options[1:] if argument != in_effect]
         for option, argument, in_effect in options:
             others = (*changed, "BREAKDOWN", "MEMORY") if option == "depth" else ("BREAKDOWN",)
-            by = next(filter(None, (_switch(self._name, name) for name in (option.upper(), *others))), None)
-            if by and argument != in_effect:
+            if argument != in_effect and (by := _switch(self._name, option.upper(), *others)):
                 prefix = f"{self._name}: " if self._name else ""
                 warn(f"{prefix}{by} of the environment: {option}={in_effect} and not {argument}")
 
@@ -483,8 +481,8 @@ def _epoch(epoch: SupportsIndex) -> int:
     return found
 
 
-def _switch(name: str | None, switch: str) -> str | None:
-    """Return the variable that sets a switch: that of the loader with this name, or else that of all."""
+def _switch(name: str | None, *switches: str) -> str | None:
+    """Return the first variable that sets one of these: that of the loader with this name, or else of all."""
     own = [] if name is None else [re.sub("[^0-9A-Za-z]", "_", name).upper() + "_"]
-    names = [f"TWINBUF_{prefix}{switch}" for prefix in (*own, "")]
+    names = [f"TWINBUF_{prefix}{switch}" for switch in switches for prefix in (*own, "")]
     return next((name for name in names if name in os.environ), None)
