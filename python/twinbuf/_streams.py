@@ -66,7 +66,10 @@ class Accelerator:
         self._torch = torch
         self._device: Any = torch.device(device.type, _index(torch, device))
         self._cuda = torch.cuda if device.type == "cuda" else None
-        self._driver = _driver() if device.type == "cuda" else None
+        self._driver: Any = None
+        if self._cuda is not None:
+            with contextlib.suppress(OSError):
+                self._driver = ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
 
     def side(self) -> Any:
         """Make a new stream."""
@@ -108,7 +111,6 @@ class Accelerator:
 
     def host(self, nbytes: int) -> torch.Tensor:
         """Allocate page-locked bytes."""
-        memory: torch.Tensor
         # Make this device the current one: otherwise torch would open a context on device 0 to page-lock.
         side = self.side()
         with self.using(side):
@@ -123,9 +125,8 @@ class Accelerator:
             return self._torch.empty(nbytes, dtype=self._torch.uint8, device="cpu", pin_memory=True)
 
     def _unregister(self, side: Any, start: ctypes.c_void_p) -> None:
-        driver: Any = self._driver
         with self.using(side):
-            driver.cuMemHostUnregister(start)
+            self._driver.cuMemHostUnregister(start)
 
     def empty_like(self, tensor: torch.Tensor) -> torch.Tensor:
         """Allocate on the device, for the current stream."""
@@ -161,13 +162,6 @@ def _index(torch: Any, device: Any) -> int:
     if current == 0 and rank.isdecimal() and int(rank) < torch.accelerator.device_count():
         return int(rank)
     return current
-
-
-def _driver() -> Any:
-    try:
-        return ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
-    except OSError:
-        return None
 
 
 def streams_of(device: Any) -> Accelerator | None:
