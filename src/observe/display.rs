@@ -191,7 +191,10 @@ impl Report {
             let lane = lanes.iter().position(|&free| free <= start).unwrap_or(lanes.len());
             lanes.resize(lanes.len().max(lane + 1), end);
             lanes[lane] = end;
-            let (used, step) = (seen.used_from(), seen.ticket.step);
+            // The use begins when the caller receives the unit, or when its copy is complete.
+            let used =
+                seen.copied.map_or(seen.received, |(_, copied)| copied.clamp(seen.received, seen.released));
+            let step = seen.ticket.step;
             bars.push((above + lane, "load", start, end, step));
             bars.extend(seen.copied.filter(|_| above > 1).map(|(start, end)| (1, "copy", start, end, step)));
             bars.push((0, "wait", seen.asked, used, step));

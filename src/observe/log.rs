@@ -74,19 +74,15 @@ impl LoadTimes {
         self.end.saturating_duration_since(self.start)
     }
 
-    /// Passes the events of this load to `add`. In fact, reading and transforming alternate, part by part. The log has
-    /// one event for all reading, followed by one for all transforms.
-    pub(super) fn events(&self, batch: Ticket, mut add: impl FnMut(&Event)) {
+    /// Returns the events of this load. In fact, reading and transforming alternate, part by part. The log has one event
+    /// for all reading, followed by one for all transforms.
+    pub(super) fn events(&self, batch: Ticket) -> impl Iterator<Item = Event> {
         let Self { since, start, end, transform, bytes, .. } = *self;
-        let mut event = |what, start, end| add(&Event { what, batch, start, end, bytes });
         let read_end = end.checked_sub(transform).unwrap_or(end);
-        if since < start {
-            event(What::SlotWait, since, start);
-        }
-        event(What::Load, start, read_end);
-        if read_end < end {
-            event(What::Transform, read_end, end);
-        }
+        let all =
+            [(What::SlotWait, since, start), (What::Load, start, read_end), (What::Transform, read_end, end)];
+        let some = all.into_iter().filter(|(what, start, end)| *what == What::Load || start < end);
+        some.map(move |(what, start, end)| Event { what, batch, start, end, bytes })
     }
 }
 
@@ -109,14 +105,6 @@ pub(super) struct Seen {
 impl Seen {
     pub(super) fn new(ticket: Ticket, load: Interval, asked: Instant, received: Instant) -> Self {
         Self { ticket, load, copied: None, asked, received, released: received }
-    }
-
-    /// Returns when the use of the unit began: when the caller received it, or when its copy to the device was complete.
-    pub(super) fn used_from(&self) -> Instant {
-        match self.copied {
-            Some((_, copied)) => copied.clamp(self.received, self.released),
-            None => self.received,
-        }
     }
 }
 

@@ -140,10 +140,10 @@ impl Recorder {
         copy: Option<Interval>,
     ) {
         // Do not write these events to the trace: the loading thread writes them to its own row.
-        load.events(ticket, |event| {
-            self.report.add(event);
-            self.breakdown.add_event(event);
-        });
+        for event in load.events(ticket) {
+            self.report.add(&event);
+            self.breakdown.add_event(&event);
+        }
         if let Some((start, end)) = copy {
             self.breakdown.add_event(&Event { what: What::Transfer, batch: ticket, start, end, bytes });
         }
@@ -209,7 +209,7 @@ impl Recorder {
             self.report.first_step.helped += load.took();
         }
         if let Some(track) = &mut self.track {
-            load.events(ticket, |event| track.add(event));
+            load.events(ticket).for_each(|event| track.add(&event));
         }
     }
 
@@ -293,7 +293,7 @@ impl LoadRecorder {
 
     pub(crate) fn loaded(&mut self, ticket: Ticket, load: &LoadTimes) {
         let Some(track) = &mut self.track else { return };
-        load.events(ticket, |event| track.add(event));
+        load.events(ticket).for_each(|event| track.add(&event));
         track.write_if_due(load.end);
     }
 
