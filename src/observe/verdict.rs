@@ -238,8 +238,7 @@ impl Sums<'_> {
             }
             () if waits <= SMALL * wall && start > 0.0 => (Verdict::ComputeBound, uses, None),
             () if waits <= SMALL * wall => {
-                let most = self.bound(waits);
-                let keep = format!("A faster loader saves at most {most}: keep the settings.");
+                let keep = format!("A faster loader saves at most {}: keep the settings.", self.bound(waits));
                 (Verdict::ComputeBound, format!("{uses}\n{keep}"), None)
             }
             () if !report.settings.overlap => self.in_turn(&uses),
@@ -399,23 +398,20 @@ impl Sums<'_> {
         // With overlap, the builder has its number of workers.
         let starts = overlap != now.overlap;
         let (more, deeper) = (!starts && workers != now.workers, depth != now.depth);
+        let switched = starts && (!by_breakdown || overlap_off);
         // Only a loader and a stream have an option for the slots.
         let slots = match kind {
             Kind::Batches | Kind::Groups => format!("`depth({depth})`"),
             Kind::Rounds | Kind::Items | Kind::Ahead => format!("{depth} slots"),
         };
         let changes = [
-            (
-                starts && (!by_breakdown || overlap_off),
-                "`overlap(true)`".to_string(),
-                "OVERLAP=1".to_string(),
-            ),
+            (switched, "`overlap(true)`".to_string(), "OVERLAP=1".to_string()),
             (more, format!("`workers({workers})`"), format!("WORKERS={workers}")),
             (deeper, slots, format!("DEPTH={depth}")),
         ];
-        let changes = changes.iter().filter(|(is_new, ..)| *is_new);
-        let calls: Vec<_> = changes.clone().map(|(_, call, _)| call.as_str()).collect();
-        let variables: Vec<_> = changes.map(|(.., variable)| format!("TWINBUF_{variable}")).collect();
+        let changes = changes.into_iter().filter(|(is_new, ..)| *is_new);
+        let (calls, variables): (Vec<_>, Vec<_>) =
+            changes.map(|(_, call, variable)| (call, format!("TWINBUF_{variable}"))).unzip();
         let (mut change, variables) = (calls.join(" and "), variables.join(" "));
         if by_breakdown {
             let set = if calls.is_empty() { "" } else { ", and set " };
