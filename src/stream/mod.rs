@@ -192,12 +192,10 @@ impl<B: Backend> StreamBuilder<B> {
         let taken = memory_limit.map(|limit| limit.take(wanted, &*schedule)).transpose()?.map(Arc::new);
         let groups = schedule.groups().clone();
         let reader = Arc::new(Reader::of_groups(groups, read_mode, wanted).map_err(Error::Open)?);
-        // With a device, the uploader allocates the host slots, in page-locked memory.
-        let slots = || Buffer::several(&vec![slot; depth]);
-        let lent = (device_depth == 0).then(|| slots().ok_or_else(|| too_large(&*schedule))).transpose()?;
         let trace = options.open(0, 1)?;
         let source = Reading { reader: reader.clone(), schedule: schedule.clone(), _taken: taken.clone() };
-        let memory = Memory { slot, depth, lent, sum: &*schedule, trace: trace.clone(), options: &options };
+        let memory =
+            Memory { slot, depth, lent: None, sum: &*schedule, trace: trace.clone(), options: &options };
         let (readers, limited) = ([reader.clone()], taken.is_some());
         let add_reads = Box::new(move |mut report: Report| {
             report.limited = limited;
