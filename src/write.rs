@@ -50,7 +50,6 @@
 //! headers of types with several bytes say little-endian. On Linux, whole blocks go past the page cache (`O_DIRECT`)
 //! where the file system allows it.
 
-use std::ffi::OsStr;
 use std::fmt;
 use std::fs::File;
 use std::io::{self, Seek, SeekFrom, Write};
@@ -154,16 +153,15 @@ impl WriterBuilder {
         let whole = (row as u64).wrapping_mul(BLOCK as u64 >> row.trailing_zeros().min(12));
         self.shard_bytes = shard.map(|bytes| bytes - bytes.checked_rem(whole).unwrap_or(bytes));
         let named = self.dtype.is_none() || self.header(u64::MAX).is_some();
-        // A path with more behind the name, such as `/`, would fail when the file gets it, after all was written.
-        let is_last = |name: &OsStr| path.as_os_str().as_encoded_bytes().ends_with(name.as_encoded_bytes());
-        let fits = match shard {
+        let fits = path.file_name().is_some_and(|name| match shard {
             // Without what is behind the name: a link to nothing has the name, too.
-            Some(_) => path.with_file_name(path.file_name().unwrap_or_default()).symlink_metadata().is_err(),
-            None => !path.is_dir() && path.file_name().is_some_and(is_last),
-        };
+            Some(_) => path.with_file_name(name).symlink_metadata().is_err(),
+            // A path with more behind the name, such as `/`, would fail when the file gets it, after all was written.
+            None => !path.is_dir() && path.as_os_str().as_encoded_bytes().ends_with(name.as_encoded_bytes()),
+        });
         let least = format!("at least {whole} bytes: whole rows in whole blocks of 4096 bytes");
         let checks = [
-            ("path", path.file_name().is_some() && fits, "a file, or for shards a new folder"),
+            ("path", fits, "a file, or for shards a new folder"),
             ("row", row > 0 && named, "at least one byte, and a type and a shape that numpy has"),
             ("depth", depth > 0, "at least 1"),
             ("shard_bytes", self.shard_bytes != Some(0), least.as_str()),

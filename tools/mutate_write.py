@@ -54,7 +54,7 @@ MUTANTS = [
     (WRITE, "an error of the sync is ignored", "synced.map_err(|error| self.failed(\"fsync\", self.end(), error))?;", "let _ = synced;"),
     # The options.
     (WRITE, "shards of any size", "bytes - bytes.checked_rem(whole).unwrap_or(bytes)", "bytes - bytes.checked_rem(self.row as u64).unwrap_or(bytes)"),
-    (WRITE, "a folder is replaced by a file", "None => !path.is_dir() && path.file_name()", "None => path.file_name()"),
+    (WRITE, "a folder is replaced by a file", "None => !path.is_dir() && path", "None => path"),
     (WRITE, "shards may join other files", ".symlink_metadata().is_err(),", ".symlink_metadata().is_err() || true,"),
     (WRITE, "bfloat16 is a float", "!name.contains(\"bf\") && ", ""),
     (WRITE, "slots of any number", "        check_memory(\"depth\", depth, slot, &sum)?;\n", ""),
