@@ -290,9 +290,6 @@ impl Report {
     /// settings are those of the later report.
     #[must_use]
     pub fn then(&self, mut later: Self) -> Self {
-        if self.batches == 0 && self.epochs == 0 {
-            return later;
-        }
         later.combine(self, u64::saturating_add, Duration::saturating_add);
         if self.batches > 0 {
             (later.first, later.first_step) = (self.first, self.first_step);

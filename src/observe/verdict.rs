@@ -231,11 +231,11 @@ impl Sums<'_> {
             );
             (Verdict::TransferBound, why, None)
         };
+        if report.batches < LEAST {
+            let found = count(report.batches, &format!("{unit} is"), &format!("{units} are"));
+            return (Verdict::Unmeasured, format!("{found} too few for a verdict. It takes {LEAST}."), None);
+        }
         let (verdict, why, option) = match () {
-            () if report.batches < LEAST => {
-                let found = count(report.batches, &format!("{unit} is"), &format!("{units} are"));
-                (Verdict::Unmeasured, format!("{found} too few for a verdict. It takes {LEAST}."), None)
-            }
             () if waits <= SMALL * wall && start > 0.0 => (Verdict::ComputeBound, uses, None),
             () if waits <= SMALL * wall => {
                 let keep = format!("A faster loader saves at most {}: keep the settings.", self.bound(waits));
@@ -301,8 +301,7 @@ impl Sums<'_> {
         };
         // Slots that are full at the start of an epoch shorten later waits too.
         let again = start + waits;
-        let restarts = report.kind == Kind::Batches && report.settings.overlap && self.starts > 0;
-        if restarts && verdict != Verdict::Unmeasured && start > 0.0 && again > SMALL * (wall + start) {
+        if report.kind == Kind::Batches && start > 0.0 && again > SMALL * (wall + start) {
             let change = "one call of `epochs(..)` for all epochs, in place of one for each".to_string();
             return (verdict, why, Some(Try { change, settings: None, saves: again }));
         }
