@@ -221,9 +221,9 @@ struct Table {
 #[derive(Default)]
 struct Phase {
     name: &'static str,
-    /// The time in the current step. `None` if the phase has not run in it.
-    now: Option<Duration>,
-    /// How often it ran in the current step.
+    /// The time in the current step.
+    now: Duration,
+    /// How often it ran in the current step. 0 if it is no part of it.
     now_runs: u64,
     /// How often it ran in all finished steps.
     runs: u64,
@@ -253,7 +253,7 @@ impl Table {
             self.phases.len() - 1
         });
         let phase = &mut self.phases[at];
-        phase.now = Some(phase.now.unwrap_or_default().saturating_add(time));
+        phase.now = phase.now.saturating_add(time);
         phase.now_runs += 1;
     }
 
@@ -267,8 +267,8 @@ impl Table {
                 let _ = write!(line, " {name} {:.3}", ms(time));
             }
         };
-        for phase in &mut self.phases {
-            let Some(time) = phase.now.take() else { continue };
+        for phase in self.phases.iter_mut().filter(|phase| phase.now_runs > 0) {
+            let time = std::mem::take(&mut phase.now);
             phase.runs += std::mem::take(&mut phase.now_runs);
             phase.times.add(time);
             known = known.saturating_add(time);
