@@ -272,10 +272,11 @@ impl<B: Backend> TensorStream<B> {
             Err(error) => (Vec::new(), Some(error)),
         };
         (self.passes, self.at) = (pass + 1, 0);
-        if !mem::take(&mut self.flowing) && self.failed.is_none() {
+        let flowing = mem::take(&mut self.flowing);
+        // Until all kept groups have been read once, every group comes through a slot, kept ones too.
+        self.whole = !flowing && !self.schedule.is_read();
+        if !flowing && self.failed.is_none() {
             self.begin(pass);
-        } else {
-            self.whole = false;
         }
         self.pipe.began(self.place(), Instant::now());
     }
@@ -293,8 +294,6 @@ impl<B: Backend> TensorStream<B> {
 
     /// Gives the pipe a new order: this pass, and with `cycle` all later ones.
     fn begin(&mut self, pass: u64) {
-        // Until all kept groups have been read once, every group comes through a slot, kept ones too.
-        self.whole = !self.schedule.is_read();
         let passes = pass..=if self.cycle { u64::MAX } else { pass };
         let (reader, reads) = (self.reader.clone(), self.schedule.clone().reads(passes.clone()));
         let order = self.schedule.clone().order(passes, self.whole);

@@ -186,9 +186,7 @@ impl fmt::Display for Schedule {
         let (slot, kept) = (self.slot(), self.kept());
         match self.depths {
             (depth, 0) => write!(f, "{depth} slots of {slot} bytes")?,
-            (host, device) => {
-                write!(f, "{host} host slots and {device} device slots of {slot} bytes")?;
-            }
+            (host, device) => write!(f, "{host} host slots and {device} device slots of {slot} bytes")?,
         }
         if kept > 0 {
             write!(f, ", {kept} groups that are kept: {} bytes", self.kept_bytes())?;
