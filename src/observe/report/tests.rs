@@ -611,6 +611,21 @@ fn a_loop_on_a_device_has_the_loads_and_copies_of_its_own_epochs() {
     }
 }
 
+/// A loop may say that it asked for the next item before it received the last, as one that waited elsewhere does.
+#[test]
+fn a_page_has_a_loop_on_a_device_whose_times_go_back() {
+    let created = Instant::now();
+    let record = |received: u64, asked: u64| {
+        let mut recorder = LoopRecorder::new(None, None, false).unwrap();
+        recorder.asked(created);
+        recorder.received(0, 0, created + ms(received));
+        recorder.asked(created + ms(asked));
+        recorder.report()
+    };
+    let page = record(20, 10).on_device(record(5, 15)).html();
+    assert!(page.contains("<title>wait, step 0: 20.00 ms</title>"), "{page}");
+}
+
 #[test]
 fn time_that_both_sides_wait_is_the_devices() {
     let stage = |busy, waiting| StageTimes { busy: ms(busy), waiting: ms(waiting) };
