@@ -139,13 +139,11 @@ impl Recorder {
         now: Instant,
         copy: Option<Interval>,
     ) {
-        // Do not write these events to the trace: the loading thread writes them to its own row.
-        for event in load.events(ticket) {
+        // Do not write these events to the trace: the threads that load and copy write them to rows of their own.
+        let copy = copy.map(|(start, end)| Event { what: What::Transfer, batch: ticket, start, end, bytes });
+        for event in load.events(ticket).chain(copy) {
             self.report.add(&event);
             self.breakdown.add_event(&event);
-        }
-        if let Some((start, end)) = copy {
-            self.breakdown.add_event(&Event { what: What::Transfer, batch: ticket, start, end, bytes });
         }
         self.report.received(bytes, load.io_calls, now);
         let (asked, first) = self.asked.take().map_or((now, false), |asked| (asked.at, asked.first));
