@@ -8,8 +8,7 @@ use bytemuck::AnyBitPattern;
 use twinbuf_mmap::{Buffer, Groups, Tensor};
 
 use crate::error::{At, Error};
-use crate::pipe::memory::{Backend, Host};
-use crate::pipe::memory::{Item, Taken, for_slot};
+use crate::pipe::memory::{Backend, Host, Item, Taken, for_slot};
 use crate::transform::fits;
 
 /// One group of tensors, in host memory or, as `Group<Cuda>`, in device memory. Dropping it frees its slot.
