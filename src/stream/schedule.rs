@@ -1,6 +1,6 @@
 //! Which groups are kept in memory, and the order of the groups in each pass.
 
-use std::collections::VecDeque;
+use std::collections::BTreeMap;
 use std::fmt;
 use std::ops::RangeInclusive;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
@@ -21,12 +21,13 @@ pub(super) struct Schedule {
     depths: (usize, usize),
     /// For each group that is kept in memory: its memory, once it has been read.
     kept: Vec<Option<Kept>>,
-    /// The orders of the last passes that were asked for, or what is wrong with them: both sides have the same.
-    made: Mutex<VecDeque<(u64, Made)>>,
+    /// The orders of the passes around the last one that was asked for, or what is wrong with them: both sides have the
+    /// same.
+    made: Mutex<BTreeMap<u64, Made>>,
 }
 
 /// How many passes one side may be ahead of the other without a second call of the order.
-const AHEAD: usize = 16;
+const AHEAD: u64 = 16;
 
 type Made = Arc<OnceLock<Result<Vec<usize>, String>>>;
 
@@ -146,13 +147,8 @@ impl Schedule {
         let all = self.groups.len();
         let Some(order) = &self.order else { return Ok((0..all).collect()) };
         let mut made = self.made.lock().unwrap_or_else(PoisonError::into_inner);
-        let known = made.iter().find(|(of, _)| *of == pass).map(|(_, groups)| groups.clone());
-        let groups = known.unwrap_or_else(|| {
-            let new = Arc::<OnceLock<_>>::default();
-            made.truncate(AHEAD - 1);
-            made.push_front((pass, new.clone()));
-            new
-        });
+        made.retain(|of, _| of.abs_diff(pass) <= AHEAD);
+        let groups = made.entry(pass).or_default().clone();
         // The order is foreign code: it may wait for the caller, who asks for an earlier pass.
         drop(made);
         let groups = groups.get_or_init(|| {
