@@ -169,9 +169,8 @@ impl Breakdown {
     }
 
     fn log(&self, line: &str) {
-        let Some((sink, name)) = self.lock().map(|inner| (inner.sink.clone(), inner.name.clone())) else {
-            return;
-        };
+        let on = self.lock().map(|inner| (inner.sink.clone(), inner.name.clone()));
+        let Some((sink, name)) = on else { return };
         let mut sink = match sink.try_lock() {
             Ok(sink) => sink,
             // The sink panicked in an earlier call.

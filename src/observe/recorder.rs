@@ -164,9 +164,6 @@ impl Recorder {
         parts.outside += away(load.start, load.end);
         step.loads += in_first(load.start, load.end);
         step.slot_waits += in_first(load.since, load.start);
-        if self.report.batches > 1 {
-            parts.late += load.end.min(now).saturating_duration_since(load.start.max(asked));
-        }
         if first {
             parts.starts += 1;
             parts.start_waits += waited;
@@ -174,6 +171,8 @@ impl Recorder {
         }
         if self.report.batches == 1 {
             step.start_loads = parts.start_loads;
+        } else {
+            parts.late += load.end.min(now).saturating_duration_since(load.start.max(asked));
         }
         if let Some(Freed { number, at }) = load.freed.filter(|freed| freed.at > load.since) {
             parts.full += (at - load.since).saturating_sub(away(load.since, at));
