@@ -15,7 +15,7 @@ use crate::error::Error;
 pub(crate) struct Recorder {
     pub(crate) report: Report,
     pub(crate) breakdown: Breakdown,
-    track: Option<Track>,
+    track: Track,
     epoch: Option<Epoch>,
     /// The caller's request for a batch that it has not received yet.
     asked: Option<Asked>,
@@ -48,7 +48,7 @@ struct Asked {
 }
 
 impl Recorder {
-    pub(crate) fn new(track: Option<Track>, breakdown: Breakdown, mut report: Report) -> Self {
+    pub(crate) fn new(track: Track, breakdown: Breakdown, mut report: Report) -> Self {
         report.by_breakdown = !report.settings.overlap && breakdown.is_on();
         let (now, used) = (Instant::now(), VecDeque::new());
         let (epoch, asked, since, away, first, in_use) = (None, None, None, [(now, now)].into(), None, None);
@@ -59,7 +59,7 @@ impl Recorder {
     fn append(&mut self, what: What, batch: Ticket, (start, end): Interval, bytes: usize) -> Event {
         let event = Event { what, batch, start, end, bytes };
         self.report.add(&event);
-        self.track.iter_mut().for_each(|track| track.add(&event));
+        self.track.add(&event);
         event
     }
 
@@ -184,7 +184,7 @@ impl Recorder {
         }
         // If the loop received two items without a request in between, the first is forgotten: its use has no known end.
         self.in_use = Some(Seen::new(ticket, (load.start, load.end), asked, now));
-        self.track.iter_mut().for_each(|track| track.write_if_due(now));
+        self.track.write_if_due(now);
     }
 
     /// Records that the caller has received a unit that was in memory, and sends it to a device. Its use counts if none is
@@ -205,9 +205,7 @@ impl Recorder {
         if self.report.batches == 0 {
             self.report.first_step.helped += load.took();
         }
-        if let Some(track) = &mut self.track {
-            load.events(ticket).for_each(|event| track.add(&event));
-        }
+        load.events(ticket).for_each(|event| self.track.add(&event));
     }
 
     /// Records that the caller's use of its batch ends.
@@ -268,34 +266,11 @@ impl Recorder {
             self.append(What::Wait, batch, (at, now), 0);
         }
         self.epoch_ended(now);
-        self.track.iter_mut().for_each(Track::flush);
+        self.track.flush();
         if let Some(since) = self.since.take() {
             log::pause((since, now));
             self.away.push_back((now, now));
         }
-    }
-}
-
-/// Records the events of a loading thread.
-#[derive(Default)]
-pub(crate) struct LoadRecorder {
-    pub(crate) track: Option<Track>,
-}
-
-impl LoadRecorder {
-    /// Returns the span of a load that begins.
-    pub(crate) fn began(&self, ticket: Ticket) -> Span {
-        spans::span(What::Load, None, ticket)
-    }
-
-    pub(crate) fn loaded(&mut self, ticket: Ticket, load: &LoadTimes) {
-        let Some(track) = &mut self.track else { return };
-        load.events(ticket).for_each(|event| track.add(&event));
-        track.write_if_due(load.end);
-    }
-
-    pub(crate) fn flush(&mut self) {
-        self.track.iter_mut().for_each(Track::flush);
     }
 }
 
@@ -343,7 +318,7 @@ impl LoopRecorder {
 
     /// Creates a recorder that writes to an open trace. On a `device`, its waits have the name `gpu_queue_wait` there.
     pub(crate) fn of(trace: Option<Arc<LoaderTrace>>, ahead: bool, device: bool) -> Self {
-        let track = trace.map(|trace| Track::new(trace, 1, "train", false, device));
+        let track = Track::new(trace, 1, "train", false, device);
         let kind = if ahead { Kind::Ahead } else { Kind::Items };
         let report = Report::new(kind, Settings { overlap: ahead, depth: 2, workers: 1 });
         Self { recorder: Recorder::new(track, Breakdown::off(), report), next: Ticket::default() }
@@ -383,7 +358,7 @@ impl LoopRecorder {
 
     /// Ends the loop's row of the trace. What is recorded later counts in the report alone.
     pub fn close(&mut self) {
-        self.recorder.track = None;
+        self.recorder.track = Track::default();
     }
 }
 
@@ -400,7 +375,7 @@ mod spans {
     const TARGET: &str = "twinbuf";
 
     /// Returns the span of an epoch, of a caller's wait in it, or of a load.
-    pub(super) fn span(what: What, parent: Option<&Span>, Ticket { epoch, step, .. }: Ticket) -> Span {
+    pub(crate) fn span(what: What, parent: Option<&Span>, Ticket { epoch, step, .. }: Ticket) -> Span {
         match what {
             // It is never entered, because the caller's own code runs between two batches.
             What::Epoch => debug_span!(target: TARGET, "epoch", epoch),
@@ -430,11 +405,11 @@ mod spans {
         pub(crate) fn record(&self, _: &str, _: usize) {}
     }
 
-    pub(super) fn span(_: What, _: Option<&Span>, _: Ticket) -> Span {
+    pub(crate) fn span(_: What, _: Option<&Span>, _: Ticket) -> Span {
         Span
     }
 }
-pub(crate) use spans::Span;
+pub(crate) use spans::{Span, span};
 
 #[cfg(test)]
 mod tests {

@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant, SystemTime};
 
-use super::log::{Event, What};
+use super::log::{Event, LoadTimes, Ticket, What};
 use crate::error::Error;
 use crate::temporary::check_size;
 use crate::thread::ForkGuard;
@@ -245,10 +245,10 @@ const ROWS: u64 = 1000;
 /// A track writes its events when the last write was at least this long ago.
 const KEEP: Duration = Duration::from_millis(250);
 
-/// One row of the trace: gathers the events of a thread, and writes them to the file.
-#[derive(Debug)]
+/// One row of the trace: gathers the events of a thread, and writes them to the file. Without a trace it does nothing.
+#[derive(Debug, Default)]
 pub(crate) struct Track {
-    trace: Arc<LoaderTrace>,
+    trace: Option<Arc<LoaderTrace>>,
     /// Whether the batches are rounds of a generator, which have no steps.
     rounds: bool,
     /// Whether the caller waits for batches on a device.
@@ -263,7 +263,14 @@ pub(crate) struct Track {
 }
 
 impl Track {
-    pub(crate) fn new(trace: Arc<LoaderTrace>, id: u32, name: &str, rounds: bool, on_device: bool) -> Self {
+    pub(crate) fn new(
+        trace: Option<Arc<LoaderTrace>>,
+        id: u32,
+        name: &str,
+        rounds: bool,
+        on_device: bool,
+    ) -> Self {
+        let Some(trace) = trace else { return Self::default() };
         let pid = trace.pid;
         let id = ROWS * trace.index + u64::from(id);
         let common = format!(r#"","ph":"X","pid":{pid},"tid":{id},"ts":"#);
@@ -271,12 +278,14 @@ impl Track {
         let named = about("thread_name", pid, id, &format!(r#""name":"{name}""#));
         let sorted = about("thread_sort_index", pid, id, &format!(r#""sort_index":{id}"#));
         trace.file.write(&format!(",\n{named},\n{sorted}"));
-        Self { trace, rounds, on_device, sends: name == "upload", common, buffer, written: None }
+        let (trace, sends) = (Some(trace), name == "upload");
+        Self { trace, rounds, on_device, sends, common, buffer, written: None }
     }
 
     /// Adds an event of the log.
     pub(crate) fn add(&mut self, &Event { what, batch, start, end, bytes }: &Event) {
-        let Some(name) = self.name(what).filter(|_| batch.ordinal < self.trace.epochs) else { return };
+        let Some(trace) = self.trace.as_ref().filter(|trace| batch.ordinal < trace.epochs) else { return };
+        let (Some(name), since) = (self.name(what), trace.file.start) else { return };
         // The comma comes before the event, so that the file never ends with a comma. An event is written piece by piece:
         // `core::fmt` takes several times as long.
         self.buffer.push_str(",\n{\"name\":\"");
@@ -287,7 +296,7 @@ impl Track {
             self.number(batch.epoch);
         }
         self.buffer.push_str(&self.common);
-        self.micros(start.saturating_duration_since(self.trace.file.start));
+        self.micros(start.saturating_duration_since(since));
         self.buffer.push_str(r#","dur":"#);
         self.micros(end.saturating_duration_since(start));
         self.buffer.push_str(r#","args":{"epoch":"#);
@@ -306,6 +315,12 @@ impl Track {
         }
     }
 
+    /// Adds the events of a load, and writes the gathered events if they are due.
+    pub(crate) fn loaded(&mut self, ticket: Ticket, load: &LoadTimes) {
+        load.events(ticket).for_each(|event| self.add(&event));
+        self.write_if_due(load.end);
+    }
+
     /// Writes the gathered events if the last write was at least [`KEEP`] ago, or if there was none. To be called
     /// before the thread does something that may take long.
     pub(crate) fn write_if_due(&mut self, now: Instant) {
@@ -316,8 +331,8 @@ impl Track {
 
     /// Writes the gathered events.
     pub(crate) fn flush(&mut self) {
-        if !self.buffer.is_empty() {
-            self.trace.file.write(&self.buffer);
+        if let Some(trace) = self.trace.as_ref().filter(|_| !self.buffer.is_empty()) {
+            trace.file.write(&self.buffer);
             self.buffer.clear();
             self.written = Some(Instant::now());
         }

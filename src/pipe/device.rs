@@ -55,7 +55,7 @@ pub struct DeviceSide<U: Send + 'static> {
 
 /// Times of the copies: the last ones, and the sum of all.
 struct Copies {
-    track: Option<Track>,
+    track: Track,
     /// Units whose copies are coming, by their number in the ring.
     coming: Vec<(u64, Ticket)>,
     time: Duration,
@@ -75,10 +75,8 @@ impl Copies {
         let start = before.map_or(time.start, |end| end.max(time.start));
         let end = start + time.took;
         let event = Event { what: What::Transfer, batch, start, end, bytes };
-        if let Some(track) = &mut self.track {
-            track.add(&event);
-            track.write_if_due(end);
-        }
+        self.track.add(&event);
+        self.track.write_if_due(end);
         self.time += time.took;
         self.bytes += bytes as u64;
         if self.last.len() >= self.most {
@@ -101,7 +99,7 @@ impl Places for Cuda {
         let Memory { slot, depth, lent, trace, options, .. } = memory;
         let overlap = options.overlaps();
         let log = Arc::new(Mutex::new(Copies {
-            track: trace.map(|trace| Track::new(trace, 3, "upload", false, false)),
+            track: Track::new(trace, 3, "upload", false, false),
             coming: Vec::new(),
             time: Duration::ZERO,
             bytes: 0,

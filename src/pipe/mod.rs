@@ -145,7 +145,7 @@ pub use self::worker::{Driven, Fill};
 use crate::error::{At, Error, Reading};
 use crate::observe::breakdown::Breakdown;
 use crate::observe::log::{Naming, Ticket};
-use crate::observe::recorder::{LoadRecorder, Recorder, Span};
+use crate::observe::recorder::{Recorder, Span};
 use crate::observe::report::{Kind, Report, Settings};
 use crate::observe::trace::{LoaderTrace, Track};
 use crate::sync::thread::{self, JoinHandle};
@@ -385,7 +385,7 @@ impl<R: Ring> Pipe<R> {
         };
         let shared = Arc::new(Shared::new(producer, threaded + driven, driven, naming.clone()));
         let (id, train) = if sends { (3, "upload") } else { (1, "train") };
-        let track = trace.clone().map(|trace| Track::new(trace, id, train, naming.rounds, R::ON_DEVICE));
+        let track = Track::new(trace.clone(), id, train, naming.rounds, R::ON_DEVICE);
         let mut report = Report::new(kind, Settings { overlap, depth, workers });
         report.settings.workers = if overlap { workers } else { 1 };
         (report.overlap_off, report.sends) = (!options.overlap, sends);
@@ -406,19 +406,16 @@ impl<R: Ring> Pipe<R> {
         let Running { shared, threads, driven: idle, own, trace, .. } = &mut *running;
         let named =
             |index: usize| if workers == 1 { row.to_string() } else { format!("{row} {}", index + 1) };
-        let recorder_of = |index: usize| {
+        let track_of = |index: usize| {
             // In the trace, row 1 is the caller and the even rows are the workers. Row 3 is for copies to a device, or
             // for a caller that sends.
             let id = u32::try_from(2 + 2 * index).unwrap_or(u32::MAX);
-            let track = trace.clone().map(|trace| Track::new(trace, id, &named(index), naming.rounds, false));
-            LoadRecorder { track }
+            Track::new(trace.clone(), id, &named(index), naming.rounds, false)
         };
-        idle.extend(
-            (0..driven).map(|n| Driven::new(shared.clone(), recorder_of(threaded + n), threaded + n)),
-        );
+        idle.extend((0..driven).map(|n| Driven::new(shared.clone(), track_of(threaded + n), threaded + n)));
         for (index, source) in sources.into_iter().enumerate() {
             let rests = index > 0 && index + 1 >= processors;
-            let worker = Worker::new(source, recorder_of(index), index, rests);
+            let worker = Worker::new(source, track_of(index), index, rests);
             if !overlap {
                 *own = Some(worker);
                 break;
@@ -433,7 +430,7 @@ impl<R: Ring> Pipe<R> {
             }
         }
         if let (true, Some(helper)) = (overlap, helper) {
-            *own = Some(Worker::new(helper, LoadRecorder::default(), workers, false));
+            *own = Some(Worker::new(helper, Track::default(), workers, false));
         }
         Ok(Self {
             running,
@@ -800,7 +797,7 @@ mod tests {
     }
 
     fn worker(source: impl Source<u64, Unit = u64> + 'static, index: usize) -> Worker<Numbered> {
-        Worker::new(Box::new(source), LoadRecorder::default(), index, false)
+        Worker::new(Box::new(source), Track::default(), index, false)
     }
 
     /// What a caller has that helps with this source. The last fill took so long.
@@ -818,7 +815,7 @@ mod tests {
             driven: Vec::new(),
             overlap: true,
             own: Some(worker(source, 1)),
-            recorder: Recorder::new(None, Breakdown::default(), report),
+            recorder: Recorder::new(Track::default(), Breakdown::default(), report),
             trace: None,
             held_timeout: Duration::ZERO,
             held_since: None,
@@ -1008,7 +1005,7 @@ mod tests {
         let (shared, _consumer) = begun(2, 0..0);
         for rests in [false, true] {
             let worker: Worker<Numbered> =
-                Worker::new(Box::new(Numbers::default()), LoadRecorder::default(), 0, rests);
+                Worker::new(Box::new(Numbers::default()), Track::default(), 0, rests);
             let start = Instant::now();
             for (took, short) in [(HELP_LIMIT / 2, true), (HELP_LIMIT, false)] {
                 let times = LoadTimes { end: start + took, ..LoadTimes::new(start) };

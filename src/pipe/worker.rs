@@ -9,8 +9,9 @@ use std::time::Instant;
 use super::ring::{Content, Header, Ring};
 use super::turn::{Doing, Filling, HELP_LIMIT, Patience, Shared, Source, Take};
 use crate::error::Error;
-use crate::observe::log::{LoadTimes, Ticket};
-use crate::observe::recorder::{LoadRecorder, Span};
+use crate::observe::log::{LoadTimes, Ticket, What};
+use crate::observe::recorder::{Span, span};
+use crate::observe::trace::Track;
 use crate::thread::caught;
 
 /// A source of a ring, of any type.
@@ -18,7 +19,7 @@ pub(crate) type AnySource<R> = Box<dyn Source<<R as Ring>::Slot, Unit = <R as Ri
 
 /// What a worker keeps from one fill to the next.
 struct Lane {
-    recorder: LoadRecorder,
+    track: Track,
     /// Its place in [`Shared::doing`]. The caller's worker has none there.
     index: usize,
     /// When it was ready for another unit.
@@ -39,7 +40,7 @@ impl Lane {
         let mut taken = shared.take(Patience::Worker);
         if let Take::Idle = taken {
             // Write the recorded events to the trace file before a wait for the caller's next request.
-            self.recorder.flush();
+            self.track.flush();
             taken = shared.take(Patience::Idle);
         }
         taken
@@ -55,12 +56,12 @@ impl Lane {
         let Header { ticket, ref mut load, .. } = *header;
         // Once an epoch has been read, write its events to the trace file. Not for epochs of one step: too many writes.
         if self.last.replace(ticket).is_some_and(|last| last.epoch != ticket.epoch && last.step > 0) {
-            self.recorder.flush();
+            self.track.flush();
         }
         let now = start.unwrap_or_else(Instant::now);
         load.since = start.unwrap_or_else(|| self.ready.max(load.since).min(now));
         (load.start, load.end) = (now, now);
-        let span = self.recorder.began(ticket);
+        let span = span(What::Load, None, ticket);
         shared.does(self.index, Some(Doing { ticket, since: now, place: None }));
         Begun { span, who: "source" }
     }
@@ -81,7 +82,7 @@ impl Lane {
             // The braces end the span with this call. Without `tracing` it is empty, and clippy refuses to drop it.
             { span }.record("bytes", load.bytes);
             load.end = Instant::now();
-            self.recorder.loaded(ticket, load);
+            self.track.loaded(ticket, load);
         }
         self.ready = load.end;
         if !matches!(header.result, Ok(Content::Bytes(_))) {
@@ -103,8 +104,8 @@ pub(super) struct Worker<R: Ring> {
 }
 
 impl<R: Ring> Worker<R> {
-    pub(super) fn new(source: AnySource<R>, recorder: LoadRecorder, index: usize, rests: bool) -> Self {
-        let lane = Lane { recorder, index, ready: Instant::now(), last: None };
+    pub(super) fn new(source: AnySource<R>, track: Track, index: usize, rests: bool) -> Self {
+        let lane = Lane { track, index, ready: Instant::now(), last: None };
         Self { lane, source, rests }
     }
 
@@ -134,7 +135,7 @@ impl<R: Ring> Worker<R> {
     }
 
     pub(super) fn flush(&mut self) {
-        self.lane.recorder.flush();
+        self.lane.track.flush();
     }
 
     /// Fills the slot and commits it. The fill began at `start`, or begins now. Returns its times.
@@ -207,8 +208,8 @@ pub struct Driven<R: Ring> {
 }
 
 impl<R: Ring> Driven<R> {
-    pub(super) fn new(shared: Arc<Shared<R>>, recorder: LoadRecorder, index: usize) -> Self {
-        let lane = Lane { recorder, index, ready: Instant::now(), last: None };
+    pub(super) fn new(shared: Arc<Shared<R>>, track: Track, index: usize) -> Self {
+        let lane = Lane { track, index, ready: Instant::now(), last: None };
         Self { shared, lane, filling: None, left: false, process: std::process::id() }
     }
 
@@ -241,7 +242,7 @@ impl<R: Ring> Driven<R> {
                 if waits || shared.is_closed() {
                     *left = true;
                     // Before it leaves: the last to do so completes the trace.
-                    lane.recorder = LoadRecorder::default();
+                    lane.track = Track::default();
                     shared.leave();
                     break;
                 }

@@ -6,6 +6,7 @@ use super::*;
 use crate::observe::breakdown::Breakdown;
 use crate::observe::log::{self, Freed, LoadTimes, Ticket};
 use crate::observe::recorder::{LoopRecorder, Recorder};
+use crate::observe::trace::Track;
 use crate::thread::MAX_WORKERS;
 
 fn ms(ms: u64) -> Duration {
@@ -57,7 +58,7 @@ fn full(mut report: Report) -> Report {
 /// A recorder of batches, and a function that turns milliseconds since its start into a time.
 fn recorder() -> (Recorder, impl Fn(u64) -> Instant + Copy) {
     let empty = Report::new(Kind::Batches, report(0, 0, 0).settings);
-    let (recorder, created) = (Recorder::new(None, Breakdown::off(), empty), Instant::now());
+    let (recorder, created) = (Recorder::new(Track::default(), Breakdown::off(), empty), Instant::now());
     (recorder, move |after| created + ms(after))
 }
 
@@ -445,7 +446,7 @@ fn a_wait_that_brings_nothing_is_no_step() {
     let created = Instant::now();
     let at = |after| created + ms(after);
     let mut recorder =
-        Recorder::new(None, breakdown.clone(), Report::new(Kind::Batches, Settings::default()));
+        Recorder::new(Track::default(), breakdown.clone(), Report::new(Kind::Batches, Settings::default()));
     recorder.asked(ticket(0), created.checked_sub(ms(5000)).unwrap_or(created), None);
     recorder.ended(created);
     let failed = recorder.report();
@@ -467,7 +468,7 @@ fn the_sum_of_reports_leaves_one_first_step_out() {
     let created = Instant::now();
     let record = |iterations: std::ops::Range<u64>| {
         let empty = Report::new(Kind::Batches, Settings { overlap: true, depth: 2, workers: 1 });
-        let mut recorder = Recorder::new(None, Breakdown::off(), empty);
+        let mut recorder = Recorder::new(Track::default(), Breakdown::off(), empty);
         for iteration in iterations {
             let at = |ms: u64| created + Duration::from_millis(200 * iteration + ms);
             for step in 0..5 {
