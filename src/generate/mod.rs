@@ -297,7 +297,7 @@ impl<'h, T: Send + 'static> Generator<'h, T> {
         *granted = match before {
             Some(hook) if granted == next => {
                 let done = hook(*next);
-                pipe.recorder().prepared(place.ticket(), Instant::now());
+                pipe.recorder().prepared(place, Instant::now());
                 done.map_err(|source| Error::Hook { at: pipe.at(place), source })?;
                 *next + 1
             }

@@ -61,13 +61,13 @@ impl<B: Backend> Batch<B> {
     /// Returns the epoch of the batch, from 0.
     #[must_use]
     pub fn epoch(&self) -> u64 {
-        self.header().ticket.epoch
+        self.header().ticket.place.epoch
     }
 
     /// Returns the step of the batch within its epoch, from 0.
     #[must_use]
     pub fn step(&self) -> u64 {
-        self.header().ticket.step
+        self.header().ticket.place.step
     }
 
     /// Returns the indices of the batch's records in the data set.

@@ -193,7 +193,7 @@ impl Report {
             lanes[lane] = end;
             // The use begins when the caller receives the unit, or when its copy is complete.
             let copied = seen.copied.map_or(seen.received, |(_, copied)| copied);
-            let (used, step) = (copied.min(seen.released).max(seen.received), seen.ticket.step);
+            let (used, step) = (copied.min(seen.released).max(seen.received), seen.ticket.place.step);
             bars.push((above + lane, "load", start, end, step));
             bars.extend(seen.copied.filter(|_| above > 1).map(|(start, end)| (1, "copy", start, end, step)));
             bars.push((0, "wait", seen.asked, used, step));

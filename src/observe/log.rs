@@ -12,17 +12,25 @@ use std::time::{Duration, Instant};
 
 use crate::error::At;
 
-/// Identifies a unit: its call and its place in that call, and the epoch and step that errors and traces show.
+/// The name of a unit in errors, reports and traces.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Place {
+    /// Counts epochs, passes, or rounds from 0: a trace records the first ones.
+    pub ordinal: u64,
+    /// The epoch; the round of a generator, the pass of a stream.
+    pub epoch: u64,
+    /// The step in the epoch.
+    pub step: u64,
+}
+
+/// Identifies a unit: its call, its number in that call, and its name.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Ticket {
     /// The number of the call. A unit that was filled for an earlier call is discarded.
     pub(crate) generation: u64,
     /// The number of units before it in the same call. In the log: the number of units before it in the ring.
     pub(crate) seq: u64,
-    /// The number of epochs that were started before this one. It decides whether the trace records the unit.
-    pub(crate) ordinal: u64,
-    pub(crate) epoch: u64,
-    pub(crate) step: u64,
+    pub(crate) place: Place,
 }
 
 /// Names batches in errors.
@@ -34,7 +42,7 @@ pub(crate) struct Naming {
 }
 
 impl Naming {
-    pub(crate) fn at(&self, Ticket { epoch, step, .. }: Ticket) -> At {
+    pub(crate) fn at(&self, Place { epoch, step, .. }: Place) -> At {
         At { loader: self.loader.clone(), epoch, step: (!self.rounds).then_some(step) }
     }
 }
@@ -76,7 +84,7 @@ impl LoadTimes {
 
     /// Returns the events of this load. In fact, reading and transforming alternate, part by part. The log has one event
     /// for all reading, followed by one for all transforms.
-    pub(super) fn events(&self, batch: Ticket) -> impl Iterator<Item = Event> {
+    pub(super) fn events(&self, batch: Place) -> impl Iterator<Item = Event> {
         let Self { since, start, end, transform, bytes, .. } = *self;
         let read_end = end.checked_sub(transform).unwrap_or(end);
         let all =
@@ -148,7 +156,7 @@ pub(crate) enum What {
 pub(crate) struct Event {
     pub(crate) what: What,
     /// The batch. For an epoch, its first batch.
-    pub(crate) batch: Ticket,
+    pub(crate) batch: Place,
     pub(crate) start: Instant,
     pub(crate) end: Instant,
     pub(crate) bytes: usize,

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::breakdown::Breakdown;
-use super::log::{self, Event, Freed, Interval, LoadTimes, STEPS, Seen, StageTimes, Ticket, What};
+use super::log::{self, Event, Freed, Interval, LoadTimes, Place, STEPS, Seen, StageTimes, Ticket, What};
 use super::report::{Kind, Report, Settings};
 use super::trace::{LoaderTrace, Trace, Track};
 use crate::error::Error;
@@ -33,14 +33,14 @@ pub(crate) struct Recorder {
 }
 
 struct Epoch {
-    first: Ticket,
+    first: Place,
     started: Instant,
     span: Span,
 }
 
 /// A request of the caller for a batch.
 struct Asked {
-    batch: Ticket,
+    batch: Place,
     at: Instant,
     /// Whether it is the first of an iteration.
     first: bool,
@@ -56,7 +56,7 @@ impl Recorder {
     }
 
     /// Passes an event of the caller to the report and the trace.
-    fn append(&mut self, what: What, batch: Ticket, (start, end): Interval, bytes: usize) -> Event {
+    fn append(&mut self, what: What, batch: Place, (start, end): Interval, bytes: usize) -> Event {
         let event = Event { what, batch, start, end, bytes };
         self.report.add(&event);
         self.track.add(&event);
@@ -71,7 +71,8 @@ impl Recorder {
         if let Some(Asked { batch, at, .. }) = self.asked {
             let (start, end) = (at, Instant::now().max(at));
             report.add(&Event { what: What::Wait, batch, start, end, bytes: 0 });
-            recent.push(Seen::new(batch, (start, end), start, end));
+            let ticket = Ticket { place: batch, ..Ticket::default() };
+            recent.push(Seen::new(ticket, (start, end), start, end));
         }
         report.wall = report.train.busy + report.train.waiting;
         report.by_epoch.iter_mut().for_each(|row| row.wall = row.train.busy + row.train.waiting);
@@ -80,7 +81,7 @@ impl Recorder {
     }
 
     /// Records that the epoch of `first` begins. `first` is its first batch.
-    pub(crate) fn began(&mut self, first: Ticket, now: Instant) {
+    pub(crate) fn began(&mut self, first: Place, now: Instant) {
         self.report.began(first.epoch);
         self.epoch = Some(Epoch { first, started: now, span: spans::span(What::Epoch, None, first) });
     }
@@ -92,7 +93,7 @@ impl Recorder {
 
     /// Records that the caller asks for a batch. Repeated requests for the same batch count once. The use of the
     /// previous batch ends; `copy` is when that batch was copied to the device.
-    pub(crate) fn asked(&mut self, ticket: Ticket, now: Instant, copy: Option<Interval>) {
+    pub(crate) fn asked(&mut self, batch: Place, now: Instant, copy: Option<Interval>) {
         if self.asked.is_none() {
             let first = self.since.is_none();
             if first {
@@ -104,14 +105,14 @@ impl Recorder {
             if self.report.batches == 0 {
                 self.report.first_step.before = self.report.train;
             }
-            let span = spans::span(What::Wait, self.epoch.as_ref().map(|epoch| &epoch.span), ticket);
-            self.asked = Some(Asked { batch: ticket, at: now, first, span });
+            let span = spans::span(What::Wait, self.epoch.as_ref().map(|epoch| &epoch.span), batch);
+            self.asked = Some(Asked { batch, at: now, first, span });
         }
     }
 
     /// Records that the caller has spent the time since it asked for a batch, or received one, on preparing this batch. It
     /// waits, or uses what it received, from now on.
-    pub(crate) fn prepared(&mut self, batch: Ticket, now: Instant) {
+    pub(crate) fn prepared(&mut self, batch: Place, now: Instant) {
         let Some(since) = self.last_call() else { return };
         self.asked.iter_mut().for_each(|asked| asked.at = now);
         self.prepared = now;
@@ -140,15 +141,16 @@ impl Recorder {
         copy: Option<Interval>,
     ) {
         // Do not write these events to the trace: the threads that load and copy write them to rows of their own.
-        let copy = copy.map(|(start, end)| Event { what: What::Transfer, batch: ticket, start, end, bytes });
-        for event in load.events(ticket).chain(copy) {
+        let batch = ticket.place;
+        let copy = copy.map(|(start, end)| Event { what: What::Transfer, batch, start, end, bytes });
+        for event in load.events(batch).chain(copy) {
             self.report.add(&event);
             self.breakdown.add_event(&event);
         }
         self.report.received(bytes, load.io_calls, now);
         let (asked, first) = self.asked.take().map_or((now, false), |asked| (asked.at, asked.first));
         // A wait that brings no batch is in no step of the breakdown.
-        let wait = self.append(What::Wait, ticket, (asked, now), bytes);
+        let wait = self.append(What::Wait, batch, (asked, now), bytes);
         self.breakdown.add_event(&wait);
         let waited = now.saturating_duration_since(asked);
         let away = |from: Instant, to: Instant| -> Duration {
@@ -190,51 +192,51 @@ impl Recorder {
     /// Records that the caller has received a unit that was in memory, and sends it to a device. Its use counts if none is
     /// in use.
     #[cfg_attr(not(feature = "safetensors"), allow(dead_code, reason = "for a stream"))]
-    pub(crate) fn kept(&mut self, ticket: Ticket, bytes: usize) {
+    pub(crate) fn kept(&mut self, place: Place, bytes: usize) {
         if self.report.sends {
             self.report.bytes = self.report.bytes.saturating_add(bytes as u64);
             // It is in no slot.
-            let (ticket, now) = (Ticket { seq: u64::MAX, ..ticket }, Instant::now());
+            let (ticket, now) = (Ticket { generation: 0, seq: u64::MAX, place }, Instant::now());
             self.in_use.get_or_insert(Seen::new(ticket, (now, now), now, now));
         }
     }
 
     /// Records that the caller has filled a slot while it waited.
-    pub(crate) fn helped(&mut self, ticket: Ticket, load: &LoadTimes) {
+    pub(crate) fn helped(&mut self, batch: Place, load: &LoadTimes) {
         self.report.parts.helped += load.took();
         if self.report.batches == 0 {
             self.report.first_step.helped += load.took();
         }
-        load.events(ticket).for_each(|event| self.track.add(&event));
+        load.events(batch).for_each(|event| self.track.add(&event));
     }
 
     /// Records that the caller's use of its batch ends.
     pub(crate) fn released(&mut self, now: Instant, copy: Option<Interval>) {
         let Some(mut seen) = self.in_use.take() else { return };
-        let Seen { ticket, asked, received, .. } = seen;
+        let Seen { ticket: Ticket { place, .. }, asked, received, .. } = seen;
         let mut from = received.max(self.prepared);
         // The caller received its batch before the copy was done. The use counts from the end of the copy.
         if let Some((_, copied)) = copy.filter(|(_, copied)| *copied > received) {
             from = copied.min(now);
-            self.append(What::CopyWait, ticket, (received, from), 0);
+            self.append(What::CopyWait, place, (received, from), 0);
         }
         let pauses = if self.since.is_some() { log::pauses(received) } else { Vec::new() };
         for (start, end) in pauses {
             if start > from {
-                self.append(What::Use, ticket, (from, start), 0);
+                self.append(What::Use, place, (from, start), 0);
             }
             if end > from {
                 let start = start.max(from);
-                self.append(What::Pause, ticket, (start, end), 0);
+                self.append(What::Pause, place, (start, end), 0);
                 self.report.parts.pauses += end - start;
                 self.away.push_back((start, end));
                 from = end;
             }
         }
-        self.append(What::Use, ticket, (from, now), 0);
+        self.append(What::Use, place, (from, now), 0);
         (seen.released, seen.copied) = (now, copy);
         if self.epoch.is_some() {
-            self.append(What::Step, ticket, (asked, now), 0);
+            self.append(What::Step, place, (asked, now), 0);
         }
         if self.report.batches == 1 && self.used.is_empty() {
             let (StageTimes { busy, waiting }, before) = (self.report.train, self.report.first_step.before);
@@ -299,7 +301,7 @@ impl Recorder {
 pub struct LoopRecorder {
     recorder: Recorder,
     /// The next item, if the epoch goes on.
-    next: Ticket,
+    next: Place,
 }
 
 impl LoopRecorder {
@@ -321,7 +323,7 @@ impl LoopRecorder {
         let track = Track::new(trace, 1, "train", false, device);
         let kind = if ahead { Kind::Ahead } else { Kind::Items };
         let report = Report::new(kind, Settings { overlap: ahead, depth: 2, workers: 1 });
-        Self { recorder: Recorder::new(track, Breakdown::off(), report), next: Ticket::default() }
+        Self { recorder: Recorder::new(track, Breakdown::off(), report), next: Place::default() }
     }
 
     /// Records that the loop asks for the next item at the time `at`. The use of the previous item ends.
@@ -333,16 +335,16 @@ impl LoopRecorder {
     /// or if this is the first item or the first since [`ended`](Self::ended), a new epoch starts.
     pub fn received(&mut self, epoch: u64, step: u64, at: Instant) {
         let Self { recorder, next } = self;
-        let mut item = Ticket { epoch, step, ..*next };
+        let mut item = Place { epoch, step, ..*next };
         let asked = recorder.asked.as_ref().map_or(at, |asked| asked.at);
         if recorder.epoch.as_ref().is_none_or(|begun| begun.first.epoch != epoch) {
             recorder.epoch_ended(asked);
             item.ordinal = recorder.report.epochs;
             recorder.began(item, asked);
         }
-        *next = Ticket { seq: item.seq + 1, step: step + 1, ..item };
+        *next = Place { step: step + 1, ..item };
         let load = LoadTimes { end: at, ..LoadTimes::new(asked) };
-        recorder.received(item, 0, &load, at, None);
+        recorder.received(Ticket { place: item, ..Ticket::default() }, 0, &load, at, None);
     }
 
     /// Records that the loop ended at the time `at`.
@@ -370,12 +372,12 @@ mod spans {
     pub(crate) use tracing::Span;
     use tracing::{debug_span, field::Empty};
 
-    use super::{Ticket, What};
+    use super::{Place, What};
 
     const TARGET: &str = "twinbuf";
 
     /// Returns the span of an epoch, of a caller's wait in it, or of a load.
-    pub(crate) fn span(what: What, parent: Option<&Span>, Ticket { epoch, step, .. }: Ticket) -> Span {
+    pub(crate) fn span(what: What, parent: Option<&Span>, Place { epoch, step, .. }: Place) -> Span {
         match what {
             // It is never entered, because the caller's own code runs between two batches.
             What::Epoch => debug_span!(target: TARGET, "epoch", epoch),
@@ -387,7 +389,7 @@ mod spans {
 }
 #[cfg(not(feature = "tracing"))]
 mod spans {
-    use super::{Ticket, What};
+    use super::{Place, What};
 
     /// An empty value.
     #[derive(Clone)]
@@ -405,7 +407,7 @@ mod spans {
         pub(crate) fn record(&self, _: &str, _: usize) {}
     }
 
-    pub(crate) fn span(_: What, _: Option<&Span>, _: Ticket) -> Span {
+    pub(crate) fn span(_: What, _: Option<&Span>, _: Place) -> Span {
         Span
     }
 }

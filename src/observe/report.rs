@@ -353,7 +353,7 @@ impl Report {
         let (transfer, transfer_bytes) = (sender.train.busy, sender.bytes);
         // Each unit of the loop, with its load and its copy as the sender recorded them. Several may have the same name: it
         // is the last that the sender had before the loop did, and had after the unit before.
-        let id = |seen: &Seen| (seen.ticket.epoch, seen.ticket.step);
+        let id = |seen: &Seen| (seen.ticket.place.epoch, seen.ticket.place.step);
         let mut before = None;
         let recent = self.recent.iter().filter_map(|seen| {
             let is_same = |sent: &&Seen| {

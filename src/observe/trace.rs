@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant, SystemTime};
 
-use super::log::{Event, LoadTimes, Ticket, What};
+use super::log::{Event, LoadTimes, Place, What};
 use crate::error::Error;
 use crate::temporary::check_size;
 use crate::thread::ForkGuard;
@@ -316,8 +316,8 @@ impl Track {
     }
 
     /// Adds the events of a load, and writes the gathered events if they are due.
-    pub(crate) fn loaded(&mut self, ticket: Ticket, load: &LoadTimes) {
-        load.events(ticket).for_each(|event| self.add(&event));
+    pub(crate) fn loaded(&mut self, batch: Place, load: &LoadTimes) {
+        load.events(batch).for_each(|event| self.add(&event));
         self.write_if_due(load.end);
     }
 

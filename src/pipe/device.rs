@@ -17,7 +17,7 @@ use twinbuf_mmap::Buffer;
 use super::memory::{Backend, Memory, Places};
 use super::ring::{BothSides, Header, Received, Ring, Sides, Waiting};
 use crate::error::Error;
-use crate::observe::log::{Event, Ticket, What};
+use crate::observe::log::{Event, Place, What};
 use crate::observe::trace::Track;
 use crate::sync::{Mutex, lock};
 
@@ -57,7 +57,7 @@ pub struct DeviceSide<U: Send + 'static> {
 struct Copies {
     track: Track,
     /// Units whose copies are coming, by their number in the ring.
-    coming: Vec<(u64, Ticket)>,
+    coming: Vec<(u64, Place)>,
     time: Duration,
     bytes: u64,
     /// The last copies. There are more of them than slots, so the copy of the item in use is among them.
@@ -170,7 +170,7 @@ impl<U: Send + 'static> Sides<U, ReservedSlot<Header<U>>, Lease<Header<U>>> for 
 
     fn commit(HostSlot { slot, header, log }: HostSlot<U>, bytes: usize) {
         if bytes > 0 {
-            lock(&log).coming.push((slot.seq(), header.ticket));
+            lock(&log).coming.push((slot.seq(), header.ticket.place));
         }
         // The receiving side gets an error of the device too, and reports it.
         let _ = slot.commit(bytes, header);

@@ -5,8 +5,8 @@ use std::iter::FusedIterator;
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
-use super::Pipe;
-use super::ring::{Place, Ring, Waiting};
+use super::ring::{Ring, Waiting};
+use super::{Pipe, Place};
 use crate::error::{Error, Reading};
 use crate::observe::report::Report;
 

@@ -136,7 +136,7 @@ pub use self::items::{Front, Items};
 use self::options::Options;
 pub use self::plain::{Builder, builder};
 use self::ring::{BothSides, Received, Waiting};
-pub use self::ring::{Content, Filled, Place, Ring, Slots};
+pub use self::ring::{Content, Filled, Ring, Slots};
 use self::turn::{FOREVER, HELP_LIMIT, Locate, Order, Patience, Posted, Shared, Take};
 pub use self::turn::{Filling, Source};
 pub(crate) use self::worker::AnySource;
@@ -144,6 +144,7 @@ use self::worker::Worker;
 pub use self::worker::{Driven, Fill};
 use crate::error::{At, Error, Reading};
 use crate::observe::breakdown::Breakdown;
+pub use crate::observe::log::Place;
 use crate::observe::log::{Naming, Ticket};
 use crate::observe::recorder::{Recorder, Span};
 use crate::observe::report::{Kind, Report, Settings};
@@ -313,7 +314,7 @@ impl<R: Ring> Running<R> {
             let Take::Unit(unit) = shared.take(Patience::None) else { return None };
             let (ticket, times) = own.fill(shared, unit, Some(Instant::now()));
             self.last_fill = times.took();
-            self.recorder.helped(ticket, &times);
+            self.recorder.helped(ticket.place, &times);
             match R::receive(consumer, &mut Waiting::Try) {
                 Received::Empty => {}
                 Received::Held => return None,
@@ -450,7 +451,7 @@ impl<R: Ring> Pipe<R> {
 
     /// The unit's name in errors.
     pub(crate) fn at(&self, place: Place) -> At {
-        self.naming().at(place.ticket())
+        self.naming().at(place)
     }
 
     fn naming(&self) -> &Naming {
@@ -506,7 +507,7 @@ impl<R: Ring> Pipe<R> {
 
     /// The epoch of this unit begins.
     pub(crate) fn began(&mut self, place: Place, now: Instant) {
-        self.running.recorder.began(place.ticket(), now);
+        self.running.recorder.began(place, now);
     }
 
     /// Returns a report of where the time went so far.
@@ -527,7 +528,7 @@ impl<R: Ring> Pipe<R> {
     /// The caller asks for the unit of this name, so its use of the unit before is over.
     pub(crate) fn asked(&mut self, place: Place, now: Instant) {
         let copy = self.copy_in_use();
-        self.running.recorder.asked(place.ticket(), now, copy);
+        self.running.recorder.asked(place, now, copy);
     }
 
     /// The caller's use of the unit is over.
@@ -730,7 +731,7 @@ impl<R: Ring> Pipe<R> {
             let reading = running.shared.reading(&locate);
             return Err(Error::Timeout { waited: limit.unwrap_or_default(), reading });
         }
-        let fault = running.shared.fault(&running.shared.naming.at(Ticket::default()));
+        let fault = running.shared.fault(&running.shared.naming.at(Place::default()));
         let trace = running.trace.take();
         // This drops the last rows of the trace, which write their events. `close` below returns an error of these
         // writes.
@@ -989,7 +990,7 @@ mod tests {
         while clocks() > 0 {
             std::thread::yield_now();
         }
-        let fault = shared.fault(&shared.naming.at(Ticket::default()));
+        let fault = shared.fault(&shared.naming.at(Place::default()));
         let Some(Error::Panicked { who: "waker", message, .. }) = &fault else { panic!("{fault:?}") };
         assert_eq!(message, "cursed");
         shared.wake_at(Instant::now() + FOREVER, std::task::Waker::noop());

@@ -19,25 +19,6 @@ use crate::observe::log::{Freed, LoadTimes, Ticket};
 use crate::sync::{Consumer, HeapRing, KeptSlot, Producer, ReadSlot, ReservedSlot};
 use crate::thread::caught;
 
-/// The name of a unit in errors, reports and traces.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Place {
-    /// Counts epochs, passes, or rounds from 0: a trace records the first ones.
-    pub ordinal: u64,
-    /// The epoch; the round of a generator, the pass of a stream.
-    pub epoch: u64,
-    /// The step in the epoch.
-    pub step: u64,
-}
-
-impl Place {
-    /// The ticket of the unit, with its name alone.
-    pub(crate) fn ticket(self) -> Ticket {
-        let Self { ordinal, epoch, step } = self;
-        Ticket { ordinal, epoch, step, ..Ticket::default() }
-    }
-}
-
 /// What filled a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Content {
@@ -348,7 +329,7 @@ impl<T: Send + 'static, U: Send + 'static> DerefMut for Filled<T, U> {
 }
 
 debug!([T: fmt::Debug + Send + 'static, U: Send + 'static] Filled[T, U], |filled|
-    epoch: filled.0.header.ticket.epoch, step: filled.0.header.ticket.step, value: **filled);
+    epoch: filled.0.header.ticket.place.epoch, step: filled.0.header.ticket.place.step, value: **filled);
 
 #[cfg(test)]
 mod tests {

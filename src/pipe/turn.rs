@@ -15,9 +15,9 @@ use std::sync::{Arc, PoisonError, TryLockError};
 use std::task::Waker;
 use std::time::{Duration, Instant};
 
-use super::ring::{Content, Header, Place, Ring};
+use super::ring::{Content, Header, Ring};
 use crate::error::{At, BoxError, Error, Reading};
-use crate::observe::log::{LoadTimes, Naming, Ticket};
+use crate::observe::log::{LoadTimes, Naming, Place, Ticket};
 use crate::sync::{Condvar, Mutex, lock, thread};
 use crate::thread::caught;
 
@@ -62,7 +62,7 @@ impl Filling<'_> {
     /// Returns the name of the unit, for errors.
     #[must_use]
     pub fn at(&self) -> At {
-        self.naming.at(self.ticket)
+        self.naming.at(self.ticket.place)
     }
 
     /// Makes the error of a fill that failed for this reason.
@@ -273,18 +273,17 @@ impl<R: Ring> Shared<R> {
                     Ok(None) => (Place::default(), None),
                     Err(message) => (Place::default(), Some(("order", message))),
                 };
-                header.ticket = Ticket { generation: call, seq, ..place.ticket() };
+                header.ticket = Ticket { generation: call, seq, place };
                 if let Some((who, message)) =
                     panicked.or_else(|| if faulty { lock(&self.mail).fault.take() } else { None })
                 {
-                    header.result =
-                        Err(Error::Panicked { at: self.naming.at(header.ticket), who, message }.into());
+                    header.result = Err(Error::Panicked { at: self.naming.at(place), who, message }.into());
                 } else if let Some(found) = self.miscounted(posted, seq, header.unit.is_some()) {
                     let wanted = posted.length;
                     let source =
                         format!("wanted {wanted} units, as the order's `size_hint` says, found {found}");
                     header.result =
-                        Err(Error::Load { at: self.naming.at(header.ticket), source: source.into() }.into());
+                        Err(Error::Load { at: self.naming.at(place), source: source.into() }.into());
                 }
                 // Here, before another worker asks the order for what is behind its end.
                 if seq + 1 == posted.length || header.unit.is_none() && header.result.is_ok() {
@@ -504,7 +503,7 @@ impl<R: Ring> Shared<R> {
         let Doing { ticket, since, place } = self.first_fill()?;
         let file = place.and_then(|(part, offset)| locate(part, offset));
         let record = place.map(|(_, offset)| offset);
-        Some(Reading { at: self.naming.at(ticket), time: since.elapsed(), record, file })
+        Some(Reading { at: self.naming.at(ticket.place), time: since.elapsed(), record, file })
     }
 }
 

@@ -9,7 +9,7 @@ use std::time::Instant;
 use super::ring::{Content, Header, Ring};
 use super::turn::{Doing, Filling, HELP_LIMIT, Patience, Shared, Source, Take};
 use crate::error::Error;
-use crate::observe::log::{LoadTimes, Ticket, What};
+use crate::observe::log::{LoadTimes, Place, Ticket, What};
 use crate::observe::recorder::{Span, span};
 use crate::observe::trace::Track;
 use crate::thread::caught;
@@ -24,7 +24,7 @@ struct Lane {
     index: usize,
     /// When it was ready for another unit.
     ready: Instant,
-    last: Option<Ticket>,
+    last: Option<Place>,
 }
 
 /// A fill that has begun.
@@ -54,14 +54,15 @@ impl Lane {
         start: Option<Instant>,
     ) -> Begun {
         let Header { ticket, ref mut load, .. } = *header;
+        let place = ticket.place;
         // Once an epoch has been read, write its events to the trace file. Not for epochs of one step: too many writes.
-        if self.last.replace(ticket).is_some_and(|last| last.epoch != ticket.epoch && last.step > 0) {
+        if self.last.replace(place).is_some_and(|last| last.epoch != place.epoch && last.step > 0) {
             self.track.flush();
         }
         let now = start.unwrap_or_else(Instant::now);
         load.since = start.unwrap_or_else(|| self.ready.max(load.since).min(now));
         (load.start, load.end) = (now, now);
-        let span = span(What::Load, None, ticket);
+        let span = span(What::Load, None, place);
         shared.does(self.index, Some(Doing { ticket, since: now, place: None }));
         Begun { span, who: "source" }
     }
@@ -82,7 +83,7 @@ impl Lane {
             // The braces end the span with this call. Without `tracing` it is empty, and clippy refuses to drop it.
             { span }.record("bytes", load.bytes);
             load.end = Instant::now();
-            self.track.loaded(ticket, load);
+            self.track.loaded(ticket.place, load);
         }
         self.ready = load.end;
         if !matches!(header.result, Ok(Content::Bytes(_))) {
@@ -160,7 +161,7 @@ impl<R: Ring> Worker<R> {
             source.fill(unit, slot, &mut filling).map_err(Box::new)
         });
         let result = filled.unwrap_or_else(|message| {
-            Err(Error::Panicked { at: shared.naming.at(*ticket), who, message }.into())
+            Err(Error::Panicked { at: shared.naming.at(ticket.place), who, message }.into())
         });
         lane.end(shared, reserved, Some((begun, result)))
     }

@@ -394,8 +394,8 @@ impl<B: Backend> Course<Group<B>> for TensorStream<B> {
         // Once all kept groups have been read, they are returned from memory and take no slot.
         match self.kept_group(group).filter(|_| !self.whole) {
             Some(kept) => {
-                let (ticket, bytes) = (self.place().ticket(), self.groups().bytes(group));
-                self.pipe.recorder().kept(ticket, bytes);
+                let (place, bytes) = (self.place(), self.groups().bytes(group));
+                self.pipe.recorder().kept(place, bytes);
                 Next::Item(self.group(group, GroupPlace::Kept(kept)))
             }
             None => Next::Slot,

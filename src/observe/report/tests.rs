@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use super::*;
 use crate::observe::breakdown::Breakdown;
-use crate::observe::log::{self, Freed, LoadTimes, Ticket};
+use crate::observe::log::{self, Freed, LoadTimes, Place, Ticket};
 use crate::observe::recorder::{LoopRecorder, Recorder};
 use crate::observe::trace::Track;
 use crate::thread::MAX_WORKERS;
@@ -64,7 +64,7 @@ fn recorder() -> (Recorder, impl Fn(u64) -> Instant + Copy) {
 
 /// The ticket of a step of one epoch.
 fn ticket(step: u64) -> Ticket {
-    Ticket { seq: step, step, ..Ticket::default() }
+    Ticket { seq: step, place: Place { step, ..Place::default() }, ..Ticket::default() }
 }
 
 /// Checks the verdict, and that each of these is in the advice, which has one to four lines here.
@@ -197,7 +197,7 @@ fn copies_in_the_first_step_are_left_out() {
             1 => (at(900), at(990)),
             _ => (at(900 + 100 * step), at(905 + 100 * step)),
         };
-        recorder.asked(ticket(step), at(900 + 100 * step), step.checked_sub(1).map(copy));
+        recorder.asked(ticket(step).place, at(900 + 100 * step), step.checked_sub(1).map(copy));
         let load = LoadTimes { end: at(900 + 100 * step), ..LoadTimes::new(at(810 + 100 * step)) };
         recorder.received(ticket(step), 0, &load, at(990 + 100 * step), None);
     }
@@ -220,7 +220,7 @@ fn a_wait_for_a_load_is_no_wait_for_a_device() {
     let (mut recorder, at) = recorder();
     recorder.report.settings.workers = 4;
     for step in 0..12 {
-        recorder.asked(ticket(step), at(100 * step), None);
+        recorder.asked(ticket(step).place, at(100 * step), None);
         let load = LoadTimes {
             since: at((100 * step).saturating_sub(300)),
             end: at(100 * step + 90),
@@ -294,7 +294,7 @@ fn loads_outside_of_the_loop_are_not_busy_time_of_it() {
                 if step > 7 {
                     log::pause((at(asked - 50), at(asked)));
                 }
-                recorder.asked(ticket(step), at(asked), None);
+                recorder.asked(ticket(step).place, at(asked), None);
                 let load = LoadTimes { end: at(load.1), ..LoadTimes::new(at(load.0)) };
                 recorder.received(ticket(step), 0, &load, at(asked + 10), None);
             }
@@ -316,7 +316,7 @@ fn a_wait_in_a_pause_is_no_wait_for_a_slot_of_the_loop() {
         scope.spawn(|| {
             for step in 2..12 {
                 log::pause((at(200 * step - 180), at(200 * step)));
-                recorder.asked(ticket(step), at(200 * step), None);
+                recorder.asked(ticket(step).place, at(200 * step), None);
                 let (since, start) = (200 * step - 310, 200 * step - 10);
                 let freed = Some(Freed { number: 99, at: at(start) });
                 let load = LoadTimes { since: at(since), freed, end: at(start), ..LoadTimes::new(at(start)) };
@@ -413,7 +413,7 @@ fn the_verdict_is_without_the_first_step() {
     // One that takes as long as the others is not mentioned, and neither are its loads.
     let (mut recorder, at) = recorder();
     for step in 0..11 {
-        recorder.asked(ticket(step), at(100 * step), None);
+        recorder.asked(ticket(step).place, at(100 * step), None);
         // The loads of the first two batches end in the first step. Each of the others waits for a slot before.
         let (since, load) = match step {
             0 => (0, (0, 20)),
@@ -447,10 +447,10 @@ fn a_wait_that_brings_nothing_is_no_step() {
     let at = |after| created + ms(after);
     let mut recorder =
         Recorder::new(Track::default(), breakdown.clone(), Report::new(Kind::Batches, Settings::default()));
-    recorder.asked(ticket(0), created.checked_sub(ms(5000)).unwrap_or(created), None);
+    recorder.asked(ticket(0).place, created.checked_sub(ms(5000)).unwrap_or(created), None);
     recorder.ended(created);
     let failed = recorder.report();
-    recorder.asked(ticket(0), at(10), None);
+    recorder.asked(ticket(0).place, at(10), None);
     recorder.received(ticket(0), 0, &LoadTimes { end: at(20), ..LoadTimes::new(at(10)) }, at(30), None);
     recorder.ended(at(70));
     let (found, first) = (recorder.report(), StageTimes { busy: ms(40), waiting: ms(20) });
@@ -472,8 +472,8 @@ fn the_sum_of_reports_leaves_one_first_step_out() {
         for iteration in iterations {
             let at = |ms: u64| created + Duration::from_millis(200 * iteration + ms);
             for step in 0..5 {
-                let ticket = Ticket { seq: 5 * iteration + step, step, ..Ticket::default() };
-                recorder.asked(ticket, at(34 * step), None);
+                let ticket = Ticket { seq: 5 * iteration + step, ..ticket(step) };
+                recorder.asked(ticket.place, at(34 * step), None);
                 let load = LoadTimes { end: at(34 * step + 20), ..LoadTimes::new(at(34 * step)) };
                 recorder.received(ticket, 0, &load, at(34 * step + 20), None);
             }
@@ -499,7 +499,7 @@ fn a_slot_is_kept_from_the_next_request_to_its_drop() {
         let freed = freed.map(|(number, freed)| Freed { number, at: at(freed) });
         LoadTimes { since: at(since), freed, ..LoadTimes::new(at(since)) }
     };
-    recorder.asked(Ticket::default(), at(0), None);
+    recorder.asked(Place::default(), at(0), None);
     recorder.received(Ticket::default(), 0, &load(0, None), at(10), None);
     for (since, freed, kept) in [
         (0, None, 0),            // the first use of the slot
@@ -510,7 +510,7 @@ fn a_slot_is_kept_from_the_next_request_to_its_drop() {
         (5, Some((9, 50)), 0),   // a batch that is forgotten
     ] {
         let next = Ticket { seq: 1, ..Ticket::default() };
-        recorder.asked(next, at(20), None);
+        recorder.asked(next.place, at(20), None);
         recorder.received(next, 0, &load(since, freed), at(100), None);
         assert_eq!(std::mem::take(&mut recorder.report.parts.held), ms(kept), "{since} {freed:?}");
     }
@@ -520,7 +520,7 @@ fn a_slot_is_kept_from_the_next_request_to_its_drop() {
 #[test]
 fn a_worker_waits_for_a_slot_until_that_is_freed() {
     let (mut recorder, at) = recorder();
-    recorder.asked(Ticket::default(), at(0), None);
+    recorder.asked(Place::default(), at(0), None);
     for (since, freed, full) in [(10, Some(30), 20), (10, Some(5), 20), (40, None, 20), (45, Some(46), 21)] {
         let freed = freed.map(|freed| Freed { number: 0, at: at(freed) });
         let load = LoadTimes { since: at(since), freed, ..LoadTimes::new(at(50)) };
@@ -554,11 +554,13 @@ fn reports_add_up_and_what_came_since_is_their_difference() {
     let (mut recorder, at) = recorder();
     let mut epoch = |epoch: u64, steps: u64| {
         let start = 10 * epoch;
-        recorder.began(Ticket { epoch, ordinal: epoch, ..Ticket::default() }, at(start));
+        recorder.began(Place { epoch, ordinal: epoch, step: 0 }, at(start));
         for step in 0..steps {
             let now = at(start + step);
-            recorder.asked(Ticket { epoch, ..ticket(step) }, now, None);
-            recorder.received(Ticket { epoch, ..ticket(step) }, 0, &LoadTimes::new(now), now, None);
+            let mut ticket = ticket(step);
+            ticket.place.epoch = epoch;
+            recorder.asked(ticket.place, now, None);
+            recorder.received(ticket, 0, &LoadTimes::new(now), now, None);
         }
         recorder.ended(at(start + steps));
         recorder.report()
