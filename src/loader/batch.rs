@@ -1,9 +1,7 @@
 //! A batch: the guard of its slot, in host memory or on a device, its records, and their places in the slot.
 
 use std::any::type_name;
-use std::mem;
 use std::ops::{Deref, DerefMut, Range};
-use std::ptr::NonNull;
 use std::sync::Arc;
 
 use bytemuck::{AnyBitPattern, NoUninit};
@@ -16,7 +14,7 @@ use super::layout::{Field, Layout};
 use crate::error::{At, Error};
 #[cfg(feature = "cuda")]
 use crate::pipe::device::Cuda;
-use crate::pipe::memory::{Backend, Host, Item, for_slot};
+use crate::pipe::memory::{Backend, Host, Item, take_out};
 use crate::pipe::ring::Sides;
 use crate::transform::{RecordType, fits};
 
@@ -238,21 +236,12 @@ impl Batch {
     /// - [`Error::Option`]: the new memory cannot be allocated, or the caller provided the memory of the slots
     ///   ([`slots`](crate::loader::LoaderBuilder::slots)).
     pub fn into_buffer(mut self) -> Result<Buffer, Box<(Self, Error)>> {
-        let layout = &self.records().layout;
-        let other = match layout.lent {
+        let layout = self.records().layout.clone();
+        let own = match layout.lent {
             true => Err(Error::option("slots", "slots in memory of the loader's own", "the caller's")),
-            false => for_slot(self.slot.len(), layout.taken.as_ref()),
+            false => take_out(&mut self.slot, layout.taken.as_ref()),
         };
-        let (other, taken) = match other {
-            Ok(memory) => memory,
-            Err(error) => return Err(Box::new((self, error))),
-        };
-        let mut own = mem::replace(&mut *self.slot, other);
-        let Some(taken) = taken else { return Ok(own) };
-        let (start, len) = (NonNull::from(&mut own[..]).cast(), own.len());
-        // SAFETY: the new buffer owns `own`, which owns the bytes. Moving `own` does not move them, and nothing else
-        // reaches it.
-        Ok(unsafe { Buffer::lent(start, len, (own, taken)) })
+        own.map_err(|error| Box::new((self, error)))
     }
 }
 

@@ -2,7 +2,9 @@
 //! several together.
 
 use std::fmt;
+use std::mem;
 use std::ops::DerefMut;
+use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use twinbuf_mmap::Buffer;
@@ -202,13 +204,19 @@ pub(crate) struct Taken {
     bytes: u64,
 }
 
-/// Returns new memory for a slot whose memory the caller keeps, and its part of the limit that the slots were taken from.
-pub(crate) fn for_slot(bytes: usize, slots: Option<&Taken>) -> Result<(Buffer, Option<Taken>), Error> {
-    let what = "new memory for the slot of a batch that is kept";
+/// Takes the memory out of a slot, which gets new memory. Until the result is dropped, it has a part of the limit that
+/// the slots were taken from. After an error the memory stays in the slot.
+pub(crate) fn take_out(slot: &mut Buffer, slots: Option<&Taken>) -> Result<Buffer, Error> {
+    let (bytes, what) = (slot.len(), "new memory for the slot of a batch that is kept");
     let taken = slots.map(|slots| slots.limit.clone().take(bytes as u64, &what)).transpose()?;
     let memory =
         Buffer::untouched(bytes).ok_or_else(|| too_large(&format_args!("one more of {bytes} bytes")))?;
-    Ok((memory, taken))
+    let mut own = mem::replace(slot, memory);
+    let Some(taken) = taken else { return Ok(own) };
+    let start = NonNull::from(&mut own[..]).cast();
+    // SAFETY: the new buffer owns `own`, which owns the bytes. Moving `own` does not move them, and nothing else reaches
+    // it.
+    Ok(unsafe { Buffer::lent(start, bytes, (own, taken)) })
 }
 
 impl Drop for Taken {

@@ -8,7 +8,7 @@ use bytemuck::AnyBitPattern;
 use twinbuf_mmap::{Buffer, Groups, Tensor};
 
 use crate::error::{At, Error};
-use crate::pipe::memory::{Backend, Host, Item, Taken, for_slot};
+use crate::pipe::memory::{Backend, Host, Item, Taken, take_out};
 use crate::transform::fits;
 
 /// One group of tensors, in host memory or, as `Group<Cuda>`, in device memory. Dropping it frees its slot.
@@ -23,8 +23,6 @@ pub struct Group<B: Backend = Host> {
     /// What the stream takes of the memory limit. It is given back when the stream and all its groups have been
     /// dropped.
     pub(super) taken: Option<Arc<Taken>>,
-    /// What this group takes of the memory limit itself, after it has left its slot.
-    pub(super) more: Option<Taken>,
 }
 
 /// Where the bytes of a group are.
@@ -81,9 +79,8 @@ impl Group {
     /// slot, and [`Error::Option`] if the memory cannot be allocated. The group stays in its slot.
     pub fn leave_slot(&mut self) -> Result<bool, Error> {
         let Place::Slot(slot) = &mut self.place else { return Ok(false) };
-        let (other, more) = for_slot(slot.len(), self.taken.as_deref())?;
-        let own = std::mem::replace(&mut **slot, other);
-        (self.place, self.more) = (Place::Kept(Arc::new(own)), more);
+        let own = take_out(slot, self.taken.as_deref())?;
+        self.place = Place::Kept(Arc::new(own));
         Ok(true)
     }
 

@@ -309,7 +309,7 @@ impl<B: Backend> TensorStream<B> {
     fn group(&mut self, group: usize, place: GroupPlace<B>) -> Group<B> {
         let (groups, at) = (self.schedule.groups().clone(), self.pipe.at(self.place()));
         self.at += 1;
-        Group { place, groups, group, at, taken: self.taken.clone(), more: None }
+        Group { place, groups, group, at, taken: self.taken.clone() }
     }
 
     /// Returns the memory of a group, if the group is kept, has been read, and comes through no slot any more.
