@@ -35,30 +35,13 @@ pub(crate) struct Item {
     state: Option<Py<PyAny>>,
 }
 
-/// Whoever has this may use the iterable. [`Thread::join`] waits for its drop.
-struct Running(Arc<Making>);
-
-impl Running {
-    fn new(making: &Arc<Making>) -> Self {
-        // SeqCst: either this thread sees that it is to stop, or the thread that joins it sees that it runs.
-        making.running.store(true, Ordering::SeqCst);
-        Self(making.clone())
-    }
-}
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        // Release: the thread that joins uses the iterable next, and must see this thread's changes to it.
-        self.0.running.store(false, Ordering::Release);
-    }
-}
-
 /// The state of the thread that makes the items. That thread and the loop that receives the items share it.
 #[derive(Default)]
 struct Making {
     /// The loop wants no more items.
     stop: AtomicBool,
-    /// Whether a [`Running`] exists.
+    /// Whether the thread may use the iterable: from its first request for work until it leaves, or its worker is dropped.
+    /// [`Thread::join`] waits for the end of that. A thread that Ctrl-C kept from starting is not waited for.
     running: AtomicBool,
     /// The thread, once it asks for work.
     maker: OnceLock<ThreadId>,
@@ -69,6 +52,8 @@ struct Making {
     /// The iteration, once it has begun. It is no reference of Python: the garbage collector would clear that too
     /// early.
     shared: OnceLock<Weak<Shared>>,
+    /// The reports of the iterations over the same iterable that have ended, added up.
+    total: Arc<Mutex<twinbuf::Report>>,
 }
 
 /// Whether one of two threads, the pipe's or the loop's, holds the GIL. A thread that needs the GIL first spins for a
@@ -108,10 +93,6 @@ impl Hold {
 }
 
 impl Making {
-    fn shared(&self) -> Option<Arc<Shared>> {
-        self.shared.get().and_then(Weak::upgrade)
-    }
-
     /// Refuses what would wait for ever in the thread that makes the items.
     fn is_not_making(&self, py: Python<'_>) -> PyResult<()> {
         if self.maker.get().is_none_or(|maker| *maker != thread::current().id()) {
@@ -131,8 +112,6 @@ pub(crate) struct Worker {
     /// `None` once the thread has left.
     driven: Mutex<Option<Driven<Slots<(), ()>>>>,
     shared: Arc<Shared>,
-    /// Set when the thread first asks. A thread that Ctrl-C kept from starting is not waited for.
-    running: Mutex<Option<Running>>,
     /// Whether the thread has used the iterable.
     used: AtomicBool,
 }
@@ -140,10 +119,9 @@ pub(crate) struct Worker {
 impl Worker {
     /// Passes the present fill to `take`: a new one, or the one that `next` suspended. Returns `false` if none is wanted.
     fn fill(&self, take: impl FnOnce(pipe::Fill<'_, Slots<(), ()>>)) -> bool {
-        match lock(&self.driven).as_mut().map(Driven::try_next) {
-            Some(Poll::Ready(Some(fill))) => take(fill),
-            _ => return false,
-        }
+        let mut driven = lock(&self.driven);
+        let Some(Poll::Ready(Some(fill))) = driven.as_mut().map(Driven::try_next) else { return false };
+        take(fill);
         true
     }
 }
@@ -154,7 +132,8 @@ impl Worker {
     /// this is the child, which has no loop.
     fn next(&self, py: Python<'_>) -> bool {
         let making = &self.shared.front.making;
-        lock(&self.running).get_or_insert_with(|| Running::new(making));
+        // SeqCst: either this thread sees that it is to stop, or the thread that joins it sees that it runs.
+        making.running.store(true, Ordering::SeqCst);
         making.maker.get_or_init(|| thread::current().id());
         if making.stop.load(Ordering::SeqCst) || self.shared.state.is_forked() {
             return false;
@@ -209,8 +188,8 @@ impl Worker {
         // Without the lock, because a drop may run Python code.
         let driven = lock(&self.driven).take();
         drop(driven);
-        let running = lock(&self.running).take();
-        drop(running);
+        // Release: the thread that joins uses the iterable next, and must see this thread's changes to it.
+        self.shared.front.making.running.store(false, Ordering::Release);
     }
 
     /// The iterable, if the loop has left it early; and all that only this thread needs, to be dropped where no frame of
@@ -227,15 +206,16 @@ impl Worker {
     }
 }
 
+impl Drop for Worker {
+    fn drop(&mut self) {
+        self.leave();
+    }
+}
+
 /// A handle of an iteration's thread, made before the thread. If Ctrl-C interrupts the start, `join` finds that there
 /// is no thread. A `threading.Event` would not do: Ctrl-C can interrupt it while its lock is held.
 #[pyclass(frozen, module = "twinbuf._twinbuf", name = "_Thread")]
-#[derive(Default)]
-pub(crate) struct Thread {
-    making: Arc<Making>,
-    /// The reports of the iterations over the same iterable that have ended, added up.
-    total: Arc<Mutex<twinbuf::Report>>,
-}
+pub(crate) struct Thread(Arc<Making>);
 
 #[pymethods]
 impl Thread {
@@ -243,15 +223,15 @@ impl Thread {
     #[new]
     #[pyo3(signature = (before=None))]
     fn new(before: Option<&Bound<'_, Self>>) -> Self {
-        let total = before.map_or_else(Arc::default, |before| before.get().total.clone());
-        Self { making: Arc::default(), total }
+        let total = before.map_or_else(Arc::default, |before| before.get().0.total.clone());
+        Self(Arc::new(Making { total, ..Making::default() }))
     }
 
     /// Where the time of all iterations went so far.
     fn report(&self, py: Python<'_>, name: &str) -> PyResult<Py<PyAny>> {
-        let found = match self.making.shared() {
+        let found = match self.0.shared.get().and_then(Weak::upgrade) {
             Some(shared) => shared.state.ask(py, |state| shared.front.report(state))?,
-            None => lock(&self.total).clone(),
+            None => lock(&self.0.total).clone(),
         };
         report(py, &found, &report::Loop { name, ..Default::default() })
     }
@@ -260,9 +240,10 @@ impl Thread {
     #[pyo3(signature = (timeout=None))]
     fn join(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<bool> {
         let since = Instant::now();
-        // SeqCst: see `Running`. It includes Acquire: the caller uses the iterable next, and must see the thread's changes.
-        while self.making.running.load(Ordering::SeqCst) {
-            self.making.is_not_making(py)?;
+        // SeqCst: see `Worker::next`. It includes Acquire: the caller uses the iterable next, and must see the thread's
+        // changes.
+        while self.0.running.load(Ordering::SeqCst) {
+            self.0.is_not_making(py)?;
             if timeout.is_some_and(|timeout| since.elapsed().as_secs_f64() >= timeout) {
                 return Ok(false);
             }
@@ -289,8 +270,6 @@ pub(crate) struct Ahead {
     /// A function that returns the state of the iterable.
     states: Option<Object>,
     making: Arc<Making>,
-    /// The reports of the iterations that have ended.
-    total: Arc<Mutex<twinbuf::Report>>,
     /// `true` for the rounds of `generate`, which end with an error. Other iterables may go on after an error.
     rounds: bool,
     /// A list that the Python code reads: the state of the iterable after the last item that the loop received. It is
@@ -327,7 +306,7 @@ impl Ahead {
     }
 
     fn report(&self, state: &State) -> twinbuf::Report {
-        let total = lock(&self.total);
+        let total = lock(&self.making.total);
         state.run.report().map_or_else(|| total.clone(), |own| total.then(own))
     }
 }
@@ -395,12 +374,12 @@ impl Front for Ahead {
 
     /// Ends the iteration. When the iterable returns, the thread drops the item and ends.
     fn over(&self, state: &mut State, whole: bool) {
-        // SeqCst: see `Running`.
+        // SeqCst: see `Worker::next`.
         self.making.stop.fetch_or(!whole, Ordering::SeqCst);
         state.own.put_back = 0;
         // This ends the use of the last item, which the report then has.
         if let Some(pipe) = state.run.take() {
-            let mut total = lock(&self.total);
+            let mut total = lock(&self.making.total);
             *total = total.then(pipe.report());
             drop(total);
             let _ = Self::close(pipe, Duration::ZERO);
@@ -466,9 +445,7 @@ impl Items {
         epoch: u64,
     ) -> PyResult<Self> {
         check_end(py)?;
-        let own = Thread::default();
-        let Thread { making, total } = thread.map_or(&own, |thread| thread.get());
-        let (making, total) = (making.clone(), total.clone());
+        let making = thread.map_or_else(Arc::default, |thread| thread.get().0.clone());
         let object = |object: Py<PyAny>| Object::new(object.bind(py));
         let (iterator, send, states) = (object(iterator.into_any()), send.map(object), states.map(object));
         let all = rounds.unwrap_or(u64::MAX);
@@ -482,19 +459,17 @@ impl Items {
         pipe.begin(epoch, (0..all).map(|_| ()), 0);
         let driven = pipe.driven().pop();
         let (made, rounds) = (Mutex::default(), rounds.is_some());
-        let front = Ahead { made, iterator, send, states, making, total, rounds, place };
-        let shared = iterate::Shared::new(front, name, pipe, Counts { asked, ..Counts::default() });
+        let front = Ahead { made, iterator, send, states, making, rounds, place };
+        let run = Run::Running(pipe::Items::owned(pipe));
+        let shared = iterate::Shared::new(front, name, run, Counts { asked, ..Counts::default() });
         shared.front.making.shared.get_or_init(|| Arc::downgrade(&shared));
         let worker = driven.map(|driven| {
             let (driven, shared) = (Mutex::new(Some(driven)), shared.clone());
-            Py::new(py, Worker { driven, shared, running: Mutex::default(), used: AtomicBool::new(false) })
+            Py::new(py, Worker { driven, shared, used: AtomicBool::new(false) })
         });
         let worker = worker.transpose()?;
         let items = Loop::new(shared.clone(), None);
-        items.begin(py, |state| {
-            state.run = state.run.take().map_or(Run::Closed, |pipe| Run::Running(pipe::Items::owned(pipe)));
-            PyResult::Ok(state.iteration)
-        })?;
+        items.begin(py, |state| PyResult::Ok(state.iteration))?;
         Ok(Self { shared, items, worker: Mutex::new(worker) })
     }
 
@@ -563,9 +538,8 @@ impl Items {
 
     /// Where the time went so far.
     fn report(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
-        let found = self.shared.state.ask(py, |state| self.shared.front.report(state))?;
-        let name = self.shared.name.as_deref().unwrap_or_default();
-        report(py, &found, &report::Loop { name, ..Default::default() })
+        let thread = Thread(self.shared.front.making.clone());
+        thread.report(py, self.shared.name.as_deref().unwrap_or_default())
     }
 
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
@@ -591,14 +565,14 @@ impl Items {
 
 impl Drop for Items {
     fn drop(&mut self) {
-        let drop = |py: Python<'_>| {
+        // Without an interpreter, the drop of `items` leaves the iteration.
+        Python::try_attach(|py| {
             self.close(py);
             let front = &self.shared.front;
             // If no thread runs, only this call can drop them.
             if !front.making.running.load(Ordering::Relaxed) {
                 let_go(py, front.objects().filter_map(Object::take));
             }
-        };
-        Python::try_attach(drop).unwrap_or_else(|| self.items.leave());
+        });
     }
 }

@@ -288,8 +288,7 @@ impl<F: Front> State<F> {
 
 impl<F: Front> Shared<F> {
     /// Makes what iterators share. The end of the program ends its threads.
-    pub(crate) fn new(front: F, name: Option<String>, run: F::Run, own: F::Own) -> Arc<Self> {
-        let run = Run::Idle(run);
+    pub(crate) fn new(front: F, name: Option<String>, run: Run<F::Run>, own: F::Own) -> Arc<Self> {
         let (leases, last_report) = Default::default();
         let state =
             State { run, iteration: 0, closes: false, put_back: None, leases, kept: 0, last_report, own };

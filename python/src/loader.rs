@@ -184,7 +184,7 @@ impl Loader {
         let names = Names::of(options.tuple, options.names);
         let (overlap, next_epoch) = (settings.overlap, AtomicU64::default());
         let front = Batches { names, breakdown, overlap, foreign, identity, next_epoch };
-        let shared = Shared::new(front, options.name, built, own);
+        let shared = Shared::new(front, options.name, Run::Idle(built), own);
         let _settings = (asked_depth, depth, settings.workers, settings.overlap, foreign);
         Ok(Self { shared, plan, objects, fillers: Mutex::new(fillers), _settings })
     }
