@@ -4,6 +4,7 @@ use std::ops::Range;
 use std::sync::{Arc, atomic};
 use std::time::Duration;
 
+use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use twinbuf::{Breakdown, Checkpoint, Error, Plan};
 
@@ -13,7 +14,6 @@ use crate::iterate::{self, Front, Run};
 use crate::lease::Lease;
 use crate::locked::{LEAVE, Locked};
 use crate::names::Names;
-use crate::position::Position;
 
 /// The batches of a loader.
 pub(crate) struct Batches {
@@ -37,15 +37,13 @@ pub(crate) struct Progress {
     /// Whether a state was loaded. The trainer that runs then may count epochs from 0, although the loader goes on.
     pub(crate) loaded: bool,
     /// If set, `state_dict` returns this position instead of the loader's: the one before a batch that was put back, or
-    /// before one on which `map` failed. When the program ends, it keeps the loader's last position. The end of an iteration
-    /// does not clear it.
+    /// before one on which `map` failed; after an iteration that reached its end, the start of the next epoch. When the
+    /// program ends, it keeps the loader's last position. The end of an iteration does not clear it.
     pub(crate) before: Option<Checkpoint>,
     /// The iteration ends before this epoch.
     end: u64,
     /// The position before the batch that an interrupt has stopped: the loop's next request reads that batch again.
     again: Option<Checkpoint>,
-    /// Whether the last iteration reached its end.
-    pub(crate) exhausted: bool,
     /// Whether a step of the breakdown has begun.
     stepping: bool,
 }
@@ -138,7 +136,9 @@ impl Front for Batches {
         self.end_step(state);
         state.own.again = None;
         // After a state of the end of an epoch, which another plan has made, it may be past these epochs already.
-        state.own.exhausted |= whole && state.at().is_some_and(|at| at.epoch() < state.own.end);
+        if let Some(at) = state.at().filter(|at| whole && at.epoch() < state.own.end) {
+            state.own.before = Some(at.next_epoch());
+        }
         state.rest();
     }
 
@@ -210,7 +210,7 @@ impl State {
             // No epoch is left to iterate over: keep the position.
             return Ok(self.iteration);
         }
-        (self.own.exhausted, self.own.before, self.own.resume) = (false, None, None);
+        (self.own.before, self.own.resume) = (None, None);
         self.start(origin.as_ref(), epochs).map(|()| self.iteration)
     }
 
@@ -234,8 +234,8 @@ impl State {
 
     /// Returns the position after the last batch that the loop received, for `state_dict`.
     pub(crate) fn position(&self) -> Option<Position> {
-        let checkpoint = self.own.resume.clone().or_else(|| self.own.before.clone()).or_else(|| self.at())?;
-        Some(Position { checkpoint, exhausted: self.own.exhausted && self.own.resume.is_none() })
+        let noted = self.own.resume.as_ref().or(self.own.before.as_ref());
+        noted.cloned().or_else(|| self.at()).map(Position)
     }
 
     /// Returns the position after the last batch that the crate's loader handed out.
@@ -251,4 +251,16 @@ impl State {
 /// Whether an iteration over these epochs continues at this loaded state.
 fn goes_on(resume: &Checkpoint, epochs: &Range<u64>, single: bool) -> bool {
     if single { resume.epoch() == epochs.start } else { resume.epoch() >= epochs.start }
+}
+
+/// A position in a plan, cheap to take after every batch. It becomes JSON when it is saved.
+#[pyclass(frozen, module = "twinbuf._twinbuf")]
+pub(crate) struct Position(Checkpoint);
+
+#[pymethods]
+impl Position {
+    /// As JSON.
+    fn text(&self) -> PyResult<String> {
+        serde_json::to_string(&self.0).map_err(|error| PyValueError::new_err(error.to_string()))
+    }
 }

@@ -15,7 +15,6 @@ mod names;
 mod number;
 mod object;
 mod plan;
-mod position;
 mod recorder;
 mod records;
 mod report;

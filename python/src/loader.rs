@@ -17,7 +17,7 @@ use twinbuf::{Breakdown, Checkpoint, Dataset, Error, LastBatch};
 
 use crate::batch::Batch;
 use crate::dataset::PythonData;
-use crate::engine::{Batches, Progress, Shared, State};
+use crate::engine::{Batches, Position, Progress, Shared, State};
 use crate::errors::{self, Failure};
 use crate::foreign::{Filler, Identity};
 use crate::iterate::{Loop, Run, closed};
@@ -26,7 +26,6 @@ use crate::names::Names;
 use crate::number::length;
 use crate::object::Object;
 use crate::plan::Plan;
-use crate::position::Position;
 use crate::recorder::Recorder;
 use crate::records::{Records, read_mode_of};
 use crate::report::{self, report};
@@ -323,7 +322,7 @@ impl Loader {
             drop(loader.epochs_from(&checkpoint, 0)?);
             state.iteration += 1;
             self.shared.front.next_epoch.store(checkpoint.epoch() + 1, Ordering::Relaxed);
-            (state.own.exhausted, state.own.before) = (false, None);
+            state.own.before = None;
             (state.own.resume, state.own.loaded) = (Some(checkpoint), true);
             Ok(true)
         });
