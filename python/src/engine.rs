@@ -44,7 +44,7 @@ pub(crate) struct Progress {
     end: u64,
     /// The position before the batch that an interrupt has stopped: the loop's next request reads that batch again.
     again: Option<Checkpoint>,
-    /// Whether a step of the breakdown has begun.
+    /// Whether a step has begun, for the breakdown.
     stepping: bool,
 }
 
@@ -107,7 +107,7 @@ impl Front for Batches {
     fn received(&self, state: &mut State, batch: twinbuf::Batch) -> Result<Option<Arc<Lease>>, Error> {
         let lease = Arc::new(Lease::new(batch, self.names.clone())?);
         state.lent(&lease);
-        (state.own.before, state.own.stepping) = (None, self.breakdown.is_on());
+        (state.own.before, state.own.stepping) = (None, true);
         Ok(Some(lease))
     }
 
@@ -120,7 +120,7 @@ impl Front for Batches {
 
     fn take_back(&self, state: &mut State) -> Option<Arc<Lease>> {
         let lease = state.put_back.take()?;
-        (state.own.before, state.own.stepping) = (None, self.breakdown.is_on());
+        (state.own.before, state.own.stepping) = (None, true);
         Some(lease)
     }
 

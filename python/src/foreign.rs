@@ -18,7 +18,7 @@ use pyo3::types::{PyByteArray, PyMemoryView, PyTuple};
 use twinbuf::loader::Driven;
 use twinbuf::mmap::DType;
 use twinbuf::transform::RecordType;
-use twinbuf::{BatchIndices, BoxError};
+use twinbuf::{BatchIndices, BoxError, Dataset};
 
 use crate::dtype;
 use crate::lease::{Memory, View};
@@ -113,23 +113,65 @@ impl Call {
     }
 }
 
+/// A data set written in Python: any object with `__len__`, `dtype`, `shape` and `read_into(indices, out)`.
+#[derive(Clone)]
+pub(crate) struct PythonData {
+    pub(crate) object: Arc<Object>,
+    pub(crate) records: u64,
+    pub(crate) fingerprint: u64,
+    pub(crate) record: RecordType,
+}
+
+impl Dataset for PythonData {
+    fn records(&self) -> u64 {
+        self.records
+    }
+
+    fn record_bytes(&self) -> usize {
+        self.record.len()
+    }
+
+    fn element(&self) -> Option<(DType, Vec<usize>)> {
+        Some((dtype::of(&self.record), self.record.shape().to_vec()))
+    }
+
+    fn try_clone(&self) -> Option<Box<dyn Dataset>> {
+        Some(Box::new(self.clone()))
+    }
+
+    fn fingerprint(&mut self) -> Result<u64, BoxError> {
+        Ok(self.fingerprint)
+    }
+
+    fn read(&mut self, batch: &BatchIndices, out: &mut [u8]) -> Result<usize, BoxError> {
+        let call = || Call {
+            object: self.object.clone(),
+            work: Work::Read {
+                batch: batch.clone(),
+                record: self.record.clone(),
+                out: (out.as_mut_ptr(), out.len()),
+            },
+        };
+        answer_to(call).map(|_| out.len())
+    }
+}
+
 /// A slot that is lent to `read_into`: the view, and what counts the uses of it.
 pub(crate) type Lending = (Py<PyMemoryView>, Py<Memory>);
 
 /// A worker of a loader. A thread of Python drives it, or the loop's thread without overlap.
 #[pyclass(frozen, module = "twinbuf._twinbuf", name = "_Filler")]
 pub(crate) struct Filler {
-    /// `None` once the loader is closed.
-    driven: Mutex<Option<Driven>>,
-    /// The call that is being made.
-    call: Mutex<Making>,
+    filling: Mutex<Filling>,
     loader: Arc<Identity>,
     /// Whether it reads no file: then a fill without a wait takes no time.
     quick: bool,
 }
 
-#[derive(Default)]
-struct Making {
+struct Filling {
+    /// `None` once the loader is closed.
+    driven: Option<Driven>,
+    /// The call that is being made.
     call: Option<Call>,
     lending: Option<Lending>,
     answer: Option<Answer>,
@@ -137,21 +179,19 @@ struct Making {
 
 impl Filler {
     pub(crate) fn new(driven: Driven, loader: Arc<Identity>, quick: bool) -> Self {
-        Self { driven: Mutex::new(Some(driven)), call: Mutex::default(), loader, quick }
+        let filling = Filling { driven: Some(driven), call: None, lending: None, answer: None };
+        Self { filling: Mutex::new(filling), loader, quick }
     }
 
     /// Lets the reader go on, without the GIL, up to the next call.
     fn go_on(&self, step: impl FnOnce(&mut Driven) -> Poll<bool>) -> Poll<bool> {
-        let (mut driven, mut making) = (lock(&self.driven), lock(&self.call));
-        let Some(worker) = &mut *driven else { return Poll::Ready(false) };
-        if making.call.is_some() {
-            if making.answer.is_none() {
-                return Poll::Ready(true); // Ctrl-C kept it from being made
-            }
-            *making = Making { answer: making.answer.take(), ..Making::default() };
+        let Filling { driven, call, answer, .. } = &mut *lock(&self.filling);
+        let Some(worker) = driven else { return Poll::Ready(false) };
+        if call.is_some() && answer.is_none() {
+            return Poll::Ready(true); // Ctrl-C kept it from being made
         }
-        let (found, call) = up_to_call(making.answer.take().into_iter().collect(), || step(worker));
-        making.call = call;
+        let found;
+        (found, *call) = up_to_call(answer.take().into_iter().collect(), || step(worker));
         found
     }
 }
@@ -172,7 +212,7 @@ impl Filler {
             let found = self.go_on(|driven| Poll::Ready(driven.next())) == Poll::Ready(true);
             if !found {
                 // Drop the worker now, not at the next call: that writes its trace.
-                let driven = lock(&self.driven).take();
+                let driven = lock(&self.filling).driven.take();
                 drop(driven);
             }
             found
@@ -190,18 +230,18 @@ impl Filler {
 
     /// The arguments of the call, for `made_by`.
     fn wanted<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
-        let mut making = lock(&self.call);
-        let call = making.call.as_ref().ok_or_else(|| PyRuntimeError::new_err("no call is wanted"))?;
-        let (arguments, lending) = call.arguments(py)?;
-        making.lending = lending;
+        let Filling { call, lending, .. } = &mut *lock(&self.filling);
+        let call = call.as_ref().ok_or_else(|| PyRuntimeError::new_err("no call is wanted"))?;
+        let arguments;
+        (arguments, *lending) = call.arguments(py)?;
         CALLING.with_borrow_mut(|calling| calling.push(Arc::as_ptr(&self.loader).addr()));
         Ok(arguments)
     }
 
     /// Whether nothing refers to the slot that the call was made for.
     fn is_returned(&self, py: Python<'_>) -> bool {
-        let making = lock(&self.call);
-        let Some((view, lent)) = &making.lending else { return true };
+        let filling = lock(&self.filling);
+        let Some((view, lent)) = &filling.lending else { return true };
         let released = view.call_method0(py, "release").is_ok();
         // SAFETY: `view` keeps the object alive, and this thread is attached to the interpreter. Something else may refer to
         // it: a tensor of `torch.frombuffer(out)` uses the memory without an export.
@@ -215,10 +255,10 @@ impl Filler {
         self.calls_no_more();
         let mut answer = raised.map_or(Ok(made.to_vec()), |raised| Err(PyErr::from_value(raised)));
         let returned = self.is_returned(py);
-        let lending = lock(&self.call).lending.take();
+        let lending = lock(&self.filling).lending.take();
         drop(lending);
         if !returned {
-            let leaked = lock(&self.driven).as_mut().and_then(Driven::leak_slot);
+            let leaked = lock(&self.filling).driven.as_mut().and_then(Driven::leak_slot);
             answer = answer.and_then(|_| {
                 Err(match leaked {
                     Some(()) => PyBufferError::new_err(
@@ -229,7 +269,7 @@ impl Filler {
                 })
             });
         }
-        lock(&self.call).answer = Some(answer);
+        lock(&self.filling).answer = Some(answer);
     }
 
     /// This thread makes no call for the loader any more.

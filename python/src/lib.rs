@@ -1,7 +1,6 @@
 //! The module `twinbuf._twinbuf`: the Rust part of the Python package. The rest is in `twinbuf/`.
 
 mod batch;
-mod dataset;
 mod dtype;
 mod engine;
 mod errors;

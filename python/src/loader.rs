@@ -16,10 +16,10 @@ use twinbuf::mmap::Buffer;
 use twinbuf::{Breakdown, Checkpoint, Dataset, Error, LastBatch};
 
 use crate::batch::Batch;
-use crate::dataset::PythonData;
+use crate::dtype;
 use crate::engine::{Batches, Position, Progress, Shared, State};
 use crate::errors::{self, Failure};
-use crate::foreign::{Filler, Identity};
+use crate::foreign::{Filler, Identity, PythonData};
 use crate::iterate::{Loop, Run, closed};
 use crate::locked::{check_end, detached, lock};
 use crate::names::Names;
@@ -85,10 +85,11 @@ impl Options {
         let (mut objects, mut opened, mut steps) = (Vec::new(), Vec::<Box<dyn Dataset>>::new(), Vec::new());
         for (field, source) in self.sources.iter().enumerate() {
             match source {
-                Source::Foreign(object, records, fingerprint, dtype, shape) => {
-                    let object = Arc::new(Object::new(object.bind(py)));
+                &Source::Foreign(ref object, records, fingerprint, ref dtype, ref shape) => {
+                    let (object, record) =
+                        (Arc::new(Object::new(object.bind(py))), dtype::record(dtype, shape)?);
                     objects.push(object.clone());
-                    opened.push(Box::new(PythonData::new(object, *records, *fingerprint, dtype, shape)?));
+                    opened.push(Box::new(PythonData { object, records, fingerprint, record }));
                 }
                 Source::Files(records) => {
                     let (files, of_field) = records.get().for_loader()?;

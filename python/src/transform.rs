@@ -86,7 +86,23 @@ impl RecordTransform for Step {
         match self {
             Self::Cast { from, to } => convert(*from, *to, records, out),
             Self::Normal(transform) => RecordTransform::apply(transform, records, out, context),
-            Self::Map(function) => function.apply(records, out, context),
+            Self::Map(function) => {
+                let Function { object, from, to } = &**function;
+                let call = || Call {
+                    object: object.clone(),
+                    work: Work::Map {
+                        records: records.to_vec(),
+                        seeds: context.records().map(|record| record.seed).collect(),
+                        types: [from.clone(), to.clone()],
+                    },
+                };
+                let made = answer_to(call)?;
+                if made.len() != out.len() {
+                    return Err(format!("{} bytes", out.len()).into());
+                }
+                out.copy_from_slice(&made);
+                Ok(())
+            }
         }
     }
 
@@ -96,25 +112,6 @@ impl RecordTransform for Step {
 
     fn pays(&self) -> bool {
         !matches!(self, Self::Map(_))
-    }
-}
-
-impl Function {
-    /// Calls the function with copies of the records, and copies what it returns.
-    fn apply(&self, records: &[u8], out: &mut [u8], context: &Context<'_>) -> Result<(), BoxError> {
-        let Self { object, from, to } = self;
-        let call = || Call {
-            object: object.clone(),
-            work: Work::Map {
-                records: records.to_vec(),
-                seeds: context.records().map(|record| record.seed).collect(),
-                types: [from.clone(), to.clone()],
-            },
-        };
-        let made = answer_to(call)?;
-        let wanted = format!("{} bytes", out.len());
-        out.get_mut(..made.len()).filter(|out| out.len() == made.len()).ok_or(wanted)?.copy_from_slice(&made);
-        Ok(())
     }
 }
 
