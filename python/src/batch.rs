@@ -14,7 +14,7 @@ use pyo3::{IntoPyObjectExt, PyTraverseError, PyVisit};
 use twinbuf::BatchIndices;
 
 use crate::dtype;
-use crate::lease::{Lease, Memory, Part};
+use crate::lease::{Lease, Memory, Names, Part};
 use crate::locked::lock;
 use crate::number::indices;
 
@@ -49,10 +49,8 @@ enum Content {
         tensors: Py<PyAny>,
         records: BatchIndices,
     },
-    /// Released. `_memory` keeps the slot until this object is freed, for users of the batch's own buffer.
-    Released {
-        _memory: Option<Arc<Lease>>,
-    },
+    /// Released. The lease, if there is one, keeps the slot until this object is freed, for users of the batch's own buffer.
+    Released(Option<Arc<Lease>>),
 }
 
 impl Batch {
@@ -73,7 +71,7 @@ impl Batch {
             Content::Device { .. } => Err(PyTypeError::new_err(
                 "the batch is on a device: use `torch()`, or `torch().cpu().numpy()`",
             )),
-            Content::Released { .. } => Err(PyValueError::new_err("the batch was released")),
+            Content::Released(_) => Err(PyValueError::new_err("the batch was released")),
         }
     }
 
@@ -89,12 +87,15 @@ impl Batch {
         if let Content::Device { records, .. } = &*self.content() {
             return Ok(records.clone());
         }
-        Ok(self.lease()?.records())
+        Ok(self.lease()?.records.clone().expect("a batch has numbers of records"))
     }
 
-    fn replace(&self, content: Content) {
-        let old = mem::replace(&mut *self.content(), content);
+    fn replace(&self, new: impl FnOnce(&Content) -> Content) {
+        let mut content = self.content();
+        let new = new(&content);
+        let old = mem::replace(&mut *content, new);
         // Drop the old content without the lock, because dropping a tensor may run Python code.
+        drop(content);
         drop(old);
     }
 
@@ -160,18 +161,13 @@ impl Batch {
     /// ``torch.frombuffer(batch)`` and other users of the batch's own buffer may not report when they are done with it.
     /// If there was one, the slot stays until the batch object is gone too.
     fn release(&self) {
-        let mut content = self.content();
-        let old = mem::replace(&mut *content, Content::Released { _memory: None });
-        match old {
-            Content::Slot(lease) if self.exported.load(Ordering::Relaxed) => {
-                *content = Content::Released { _memory: Some(lease) };
-            }
-            Content::Released { _memory } => *content = Content::Released { _memory },
-            old => {
-                drop(content);
-                drop(old);
-            }
-        }
+        self.replace(|old| {
+            Content::Released(match old {
+                Content::Slot(lease) if self.exported.load(Ordering::Relaxed) => Some(lease.clone()),
+                Content::Released(kept) => kept.clone(),
+                _ => None,
+            })
+        });
     }
 
     /// The epoch and the step.
@@ -183,7 +179,7 @@ impl Batch {
     /// Replaces the batch's memory by these tensors on a device, which frees its slot.
     fn _moved(slf: Py<Self>, tensors: Py<PyAny>) -> PyResult<Py<Self>> {
         let records = slf.get().records()?;
-        slf.get().replace(Content::Device { tensors, records });
+        slf.get().replace(|_| Content::Device { tensors, records });
         Ok(slf)
     }
 
@@ -195,7 +191,7 @@ impl Batch {
     }
 
     fn __clear__(&self) {
-        self.replace(Content::Released { _memory: None });
+        self.replace(|_| Content::Released(None));
     }
 
     /// The number of records.
@@ -221,10 +217,10 @@ impl Batch {
         dl_device: Option<(i32, i32)>,
         copy: Option<bool>,
     ) -> PyResult<Bound<'py, PyAny>> {
+        let options = PyDict::new(py);
+        max_version.map_or(Ok(()), |version| options.set_item("max_version", version))?;
         if let Some(tensor) = self.on_device(py) {
-            let options = PyDict::new(py);
             options.set_item("stream", stream)?;
-            options.set_item("max_version", max_version)?;
             options.set_item("dl_device", dl_device)?;
             options.set_item("copy", copy)?;
             return tensor.call_method("__dlpack__", (), Some(&options));
@@ -235,8 +231,7 @@ impl Batch {
         if dl_device.is_some_and(|device| device != HOST) || copy == Some(true) {
             return Err(PyBufferError::new_err("a batch is exported without a copy, in host memory"));
         }
-        let (lease, options) = (self.only()?, PyDict::new(py));
-        max_version.map_or(Ok(()), |version| options.set_item("max_version", version))?;
+        let lease = self.only()?;
         let array = match dtype::format(lease.views[0].dtype) {
             Some(_) => lease.array(py, 0)?,
             None => lease.tensor(py, 0)?, // numpy lacks it
@@ -299,15 +294,21 @@ impl Lease {
         py: Python<'py>,
         make: impl Fn(usize) -> PyResult<Bound<'py, PyAny>>,
     ) -> PyResult<Bound<'py, PyAny>> {
-        self.names.pack(
-            py,
-            self.parts.iter().map(|part| match part {
-                Part::One(view) => make(*view),
-                Part::Each(views) => {
-                    Ok(PyList::new(py, views.clone().map(&make).collect::<PyResult<Vec<_>>>()?)?.into_any())
-                }
-            }),
-        )
+        let mut parts = self.parts.iter().map(|part| match part {
+            Part::One(view) => make(*view),
+            Part::Each(views) => {
+                Ok(PyList::new(py, views.clone().map(&make).collect::<PyResult<Vec<_>>>()?)?.into_any())
+            }
+        });
+        match &self.names {
+            Names::One => parts.next().unwrap_or_else(|| Ok(py.None().into_bound(py))),
+            Names::Tuple => Ok(PyTuple::new(py, parts.collect::<PyResult<Vec<_>>>()?)?.into_any()),
+            Names::Dict(names) => {
+                let dict = PyDict::new(py);
+                names.iter().zip(parts).try_for_each(|(name, part)| dict.set_item(name, part?))?;
+                Ok(dict.into_any())
+            }
+        }
     }
 
     pub(crate) fn arrays<'py>(self: &Arc<Self>, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {

@@ -11,9 +11,8 @@ use twinbuf::{Breakdown, Checkpoint, Error, Plan};
 use crate::errors::{self, Failure};
 use crate::foreign::{Identity, is_calling};
 use crate::iterate::{self, Front, Run};
-use crate::lease::Lease;
+use crate::lease::{Lease, Names};
 use crate::locked::{LEAVE, Locked};
-use crate::names::Names;
 
 /// The batches of a loader.
 pub(crate) struct Batches {

@@ -15,7 +15,6 @@ use twinbuf::{BatchIndices, Error};
 
 use crate::dtype;
 use crate::locked::lock;
-use crate::names::Names;
 
 /// A batch or a group of tensors that the loop has. Each of its arrays holds a reference to this; the drop of the last
 /// reference frees the slot.
@@ -27,8 +26,18 @@ pub(crate) struct Lease {
     pub(crate) names: Names,
     pub(crate) epoch: u64,
     pub(crate) step: u64,
+    /// The numbers of a batch's records. `None` for a group.
+    pub(crate) records: Option<BatchIndices>,
     pub(crate) readonly: bool,
     owner: Mutex<Owner>,
+}
+
+/// How the parts of a batch are put together: like the data sets in the argument `data`.
+#[derive(Clone)]
+pub(crate) enum Names {
+    One,
+    Tuple,
+    Dict(Arc<[String]>),
 }
 
 /// The views of one data set, by their places in [`Lease::views`].
@@ -62,7 +71,7 @@ enum Owner {
     /// A slot of the loader.
     Slot(twinbuf::Batch),
     /// Taken out of its slot, because the loader needed the slot.
-    Own { _buffer: Buffer, records: BatchIndices },
+    Own(#[allow(dead_code, reason = "it keeps the bytes")] Buffer),
     /// Tensors of a stream.
     Group(Group),
     /// Only within [`Lease::leave_slot`], while it has the lock.
@@ -167,7 +176,8 @@ impl Lease {
         let whole: &mut [u8] = &mut batch;
         let data = whole.as_mut_ptr();
         // A batch is in memory, so the number of its records fits `usize`.
-        let records = usize::try_from(batch.plan().len()).unwrap_or(usize::MAX);
+        let plan = batch.plan().clone();
+        let records = usize::try_from(plan.len()).unwrap_or(usize::MAX);
         let (mut views, mut parts) = (Vec::new(), Vec::new());
         for field in 0..batch.field_count() {
             let bytes = batch.field::<u8>(field)?;
@@ -187,9 +197,9 @@ impl Lease {
             }));
             parts.push(Part::Each(first..views.len()));
         }
-        let (epoch, step) = (batch.epoch(), batch.step());
+        let (views, parts, epoch, step) = (views.into(), parts.into(), batch.epoch(), batch.step());
         let owner = Mutex::new(Owner::Slot(batch));
-        Ok(Self { views: views.into(), parts: parts.into(), names, epoch, step, readonly: false, owner })
+        Ok(Self { views, parts, names, epoch, step, records: Some(plan), readonly: false, owner })
     }
 
     /// Makes a lease of a group of tensors, with a view for each. The views are read-only, because a group may stay in
@@ -207,41 +217,25 @@ impl Lease {
         let views: Box<[_]> = group.tensors().map(view).collect();
         let names = Names::Dict(group.tensors().map(|tensor| tensor.name().to_owned()).collect());
         let (parts, epoch) = ((0..views.len()).map(Part::One).collect(), group.pass());
-        Self { views, parts, names, epoch, step, readonly: true, owner: Mutex::new(Owner::Group(group)) }
-    }
-
-    /// The numbers of the batch's records.
-    pub(crate) fn records(&self) -> BatchIndices {
-        match &*lock(&self.owner) {
-            Owner::Slot(batch) => batch.plan().clone(),
-            Owner::Own { records, .. } => records.clone(),
-            Owner::Moving | Owner::Group(_) => unreachable!("only within a lock; only of batches"),
-        }
+        let owner = Mutex::new(Owner::Group(group));
+        Self { views, parts, names, epoch, step, records: None, readonly: true, owner }
     }
 
     /// Takes the memory out of its slot, which gets new memory. Returns whether there was enough memory for that, and
     /// `None` if it is in no slot.
     pub(crate) fn leave_slot(&self) -> Option<bool> {
         let mut owner = lock(&self.owner);
-        match mem::replace(&mut *owner, Owner::Moving) {
-            Owner::Slot(batch) => {
-                let records = batch.plan().clone();
-                let (left, now) = match batch.into_buffer() {
-                    Ok(buffer) => (true, Owner::Own { _buffer: buffer, records }),
-                    Err(refused) => (false, Owner::Slot(refused.0)),
-                };
-                *owner = now;
-                Some(left)
-            }
-            Owner::Group(mut group) => {
-                let left = group.leave_slot().map_or(Some(false), |left| left.then_some(true));
-                *owner = Owner::Group(group);
-                left
-            }
-            other => {
-                *owner = other;
-                None
-            }
+        if let Owner::Group(group) = &mut *owner {
+            return group.leave_slot().map_or(Some(false), |left| left.then_some(true));
         }
+        let (left, now) = match mem::replace(&mut *owner, Owner::Moving) {
+            Owner::Slot(batch) => match batch.into_buffer() {
+                Ok(buffer) => (Some(true), Owner::Own(buffer)),
+                Err(refused) => (Some(false), Owner::Slot(refused.0)),
+            },
+            other => (None, other),
+        };
+        *owner = now;
+        left
     }
 }

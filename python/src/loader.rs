@@ -21,8 +21,8 @@ use crate::engine::{Batches, Position, Progress, Shared, State};
 use crate::errors::{self, Failure};
 use crate::foreign::{Filler, Identity, PythonData};
 use crate::iterate::{Loop, Run, closed};
+use crate::lease::Names;
 use crate::locked::{check_end, detached, lock};
-use crate::names::Names;
 use crate::number::length;
 use crate::object::Object;
 use crate::plan::Plan;
@@ -181,7 +181,11 @@ impl Loader {
         let fillers = built.driven().into_iter();
         let fillers = fillers.map(|driven| Filler::new(driven, identity.clone(), quick)).collect();
         let (own, breakdown, foreign) = (Progress::default(), built.breakdown(), !objects.is_empty());
-        let names = Names::of(options.tuple, options.names);
+        let names = match options.names {
+            Some(names) => Names::Dict(names.into()),
+            None if options.tuple => Names::Tuple,
+            None => Names::One,
+        };
         let (overlap, next_epoch) = (settings.overlap, AtomicU64::default());
         let front = Batches { names, breakdown, overlap, foreign, identity, next_epoch };
         let shared = Shared::new(front, options.name, Run::Idle(built), own);
