@@ -2,9 +2,9 @@
 //! is in `twinbuf/_records.py`.
 
 use std::ffi::OsString;
-use std::mem;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::{iter, mem};
 
 use pyo3::exceptions::PyMemoryError;
 use pyo3::prelude::*;
@@ -19,7 +19,7 @@ use crate::errors::{self, Failure};
 use crate::foreign::up_to_call;
 use crate::locked::detached;
 use crate::number::List;
-use crate::transform::{self, Step};
+use crate::transform::Step;
 
 /// The class `Records` derives from this one.
 #[pyclass(frozen, subclass, module = "twinbuf._twinbuf", name = "_Records")]
@@ -29,8 +29,8 @@ pub(crate) struct Records {
     steps: Vec<Step>,
     /// Whether neither was called.
     plain: bool,
-    /// The type of a record after these steps.
-    record: RecordType,
+    /// The types of a record: in the files, and after each step.
+    types: Vec<RecordType>,
 }
 
 /// How to open and change records, as `_records.py` has checked it.
@@ -117,46 +117,52 @@ impl How {
         let cut = self.windows.map_or(Cut::Rows, |(rows, stride)| Cut::Windows { rows, stride });
         let options = twinbuf::Records::options().skip_short(self.skip_short);
         let (paths, failed) = (&self.paths, |error| unopened(py, &error));
-        let argument = match &self.argument {
-            Some(Argument::Indexes(indexes)) => {
+        let ragged = match (&*self.kind, &self.argument) {
+            (_, Some(Argument::Indexes(indexes))) => {
                 let (wanted, found) = (paths.len(), indexes.len());
                 if wanted != found {
-                    return Err(wrong(format!(
-                        "indexes: wanted one for each of {wanted} files, found {found}"
-                    )));
+                    let wanted = format!("one for each of {wanted} files");
+                    return Err(wrong(format!("indexes: wanted {wanted}, found {found}")));
                 }
-                let pairs: Vec<_> = paths.iter().zip(indexes).collect();
-                let opened = detached(py, || RaggedRecords::open_indexed(pairs));
-                return opened.map(Arc::new).map(Files::Ragged).map_err(failed);
+                Some(detached(py, || RaggedRecords::open_indexed(paths.iter().zip(indexes))))
             }
-            Some(Argument::Name(name)) => &**name,
-            _ => "",
+            ("open_megatron", _) => Some(detached(py, || RaggedRecords::open_megatron(paths))),
+            _ => None,
         };
-        if self.kind == "open_megatron" {
-            let opened = detached(py, || RaggedRecords::open_megatron(paths));
-            return opened.map(Arc::new).map(Files::Ragged).map_err(failed);
+        if let Some(opened) = ragged {
+            return opened.map(|records| Files::Ragged(Arc::new(records))).map_err(failed);
         }
-        let dtype = dtype::parse(argument);
-        let opened = detached(py, || match (&*self.kind, &self.argument) {
-            ("open_headerless", _) => Ok(options.open_headerless(paths, dtype?, cut)),
-            ("open_llm_c", _) => Ok(options.open_llm_c(paths, cut)),
-            ("open_safetensors", _) => Ok(options.open_safetensors(paths, argument, cut)),
-            ("open_npz", _) => Ok(options.open_npz(paths, argument, cut)),
-            (_, Some(Argument::Bytes(bytes))) => Ok(options.open(paths, *bytes)),
-            _ => Ok(options.open_npy(paths, cut)),
+        let opened = detached(py, || {
+            PyResult::Ok(match (&*self.kind, &self.argument) {
+                (_, Some(Argument::Bytes(bytes))) => options.open(paths, *bytes),
+                ("open_headerless", Some(Argument::Name(dtype))) => {
+                    options.open_headerless(paths, dtype::parse(dtype)?, cut)
+                }
+                ("open_safetensors", Some(Argument::Name(name))) => {
+                    options.open_safetensors(paths, name, cut)
+                }
+                (_, Some(Argument::Name(name))) => options.open_npz(paths, name, cut),
+                ("open_llm_c", _) => options.open_llm_c(paths, cut),
+                _ => options.open_npy(paths, cut),
+            })
         });
-        PyResult::map(opened, |opened| opened.map(Arc::new).map(Files::Fixed).map_err(failed))?
+        opened?.map(|records| Files::Fixed(Arc::new(records))).map_err(failed)
     }
 }
 
 impl Records {
+    /// Returns the type of a record after the steps.
+    fn record(&self) -> &RecordType {
+        &self.types[self.steps.len()]
+    }
+
     /// Returns the data set and the steps for a loader. Without `to` and `map` there is a step more for tokens: a cast
     /// to the type that torch's embeddings and losses take.
     pub(crate) fn for_loader(&self) -> PyResult<(Box<dyn Dataset>, Vec<Step>)> {
-        let mut steps = self.steps.clone();
-        let tokens = matches!(self.record.dtype(), Some(DType::U16 | DType::U32));
-        if tokens && self.plain && !self.record.is_ragged() && self.record.shape().len() < 2 {
-            steps.push(Step::cast(dtype::of(&self.record), DType::I64)?);
+        let (mut steps, record) = (self.steps.clone(), self.record());
+        let tokens = matches!(record.dtype(), Some(DType::U16 | DType::U32));
+        if tokens && self.plain && !record.is_ragged() && record.shape().len() < 2 {
+            steps.push(Step::cast(dtype::of(record), DType::I64)?);
         }
         Ok((self.files.data_set(), steps))
     }
@@ -177,24 +183,25 @@ impl Records {
     #[pyo3(signature = (how, base=None))]
     fn new(py: Python<'_>, how: How, base: Option<&Self>) -> PyResult<Self> {
         let files = base.map_or_else(|| how.open(py), |base| Ok(base.files.clone()))?;
-        let (mut record, mut steps, plain) = (files.record()?, Vec::new(), how.steps.is_empty());
+        let (mut types, mut steps, plain) = (vec![files.record()?], Vec::new(), how.steps.is_empty());
         for change in how.steps {
-            let from = dtype::of(&record);
+            let record = &types[steps.len()];
+            let from = dtype::of(record);
             let step = match change {
                 Change::Map(..) if dtype::format(from).is_none() => return Err(dtype::no_array(from)),
                 Change::Map(function, to, shape) => {
                     Step::map(function.bind(py), record.clone(), dtype::record(&to, &shape)?)
                 }
-                Change::To(_, Some(channels)) => Step::Normal(normal(&record, from, channels)?),
+                Change::To(_, Some(channels)) => Step::Normal(normal(record, from, channels)?),
                 Change::To(name, None) => match dtype::parse(&name)? {
                     to if from == to => continue,
                     to => Step::cast(from, to)?,
                 },
             };
-            record = step.output(&record).map_err(wrong)?;
+            types.push(step.output(record).map_err(wrong)?);
             steps.push(step);
         }
-        Ok(Self { files, steps, plain, record })
+        Ok(Self { files, steps, plain, types })
     }
 
     /// Read these records, and apply the steps to them. Returns an array, a list of arrays, or a tuple: the arguments of
@@ -202,11 +209,7 @@ impl Records {
     #[pyo3(signature = (list, answers=Vec::new()))]
     fn _read<'py>(&self, py: Python<'py>, list: List, answers: Vec<Vec<u8>>) -> PyResult<Bound<'py, PyAny>> {
         let (list, ranges) = (list.records(py)?, self.files.ranges());
-        let (mut steps, mut types) = (self.steps.clone(), vec![self.files.record()?]);
-        for step in &steps {
-            let out = step.output(&types[types.len() - 1]);
-            types.push(out.map_err(|error| errors::of_transform(py, error))?);
-        }
+        let (mut steps, types, record) = (self.steps.clone(), &self.types, self.record());
         let (mut all, mut ends, mut bytes, mut answers) = (Vec::new(), Vec::new(), Vec::new(), answers);
         let (count, mut rooms) = (usize::try_from(list.len())?, vec![Vec::new(); steps.len()]);
         // About 1 MiB at a time, and at most 4096 records: scattered ones take a system call each.
@@ -254,25 +257,30 @@ impl Records {
                 Err(error) => errors::of_transform(py, error),
             })?;
         }
-        let array = |bytes: &[u8], records| {
+        let dtype = dtype::of(record);
+        if dtype::format(dtype).is_none() {
+            return Err(dtype::no_array(dtype));
+        }
+        let array = |bytes: &[u8]| {
             let copied = PyByteArray::new_with(py, bytes.len(), |out| {
                 out.copy_from_slice(bytes);
                 Ok(())
             });
-            transform::array(py, copied?, &self.record, records)
+            py.import("numpy")?.call_method1("frombuffer", (copied?, dtype::name(dtype)))
         };
-        if self.record.is_ragged() {
-            let start = |at: usize| at.checked_sub(1).map_or(0, |before| ends[before]);
-            let arrays = (0..count).map(|at| array(&all[start(at)..ends[at]], 1)?.get_item(0));
+        if record.is_ragged() {
+            let starts = iter::once(0).chain(ends.iter().copied());
+            let arrays = starts.zip(&ends).map(|(start, &end)| array(&all[start..end]));
             return Ok(PyList::new(py, arrays.collect::<PyResult<Vec<_>>>()?)?.into_any());
         }
-        array(&all, count)
+        let shape: Vec<_> = iter::once(&count).chain(record.shape()).collect();
+        array(&all)?.call_method1("reshape", (PyTuple::new(py, shape)?,))
     }
 
     /// Whether records differ in length.
     #[getter]
     fn _ragged(&self) -> bool {
-        self.record.is_ragged()
+        self.record().is_ragged()
     }
 
     fn __len__(&self) -> PyResult<usize> {
@@ -282,13 +290,13 @@ impl Records {
     /// The name of the elements' type, as numpy and torch spell it.
     #[getter]
     fn dtype(&self) -> &'static str {
-        dtype::name(dtype::of(&self.record))
+        dtype::name(dtype::of(self.record()))
     }
 
     /// The shape of one record; of the longest, if they differ in length.
     #[getter]
     fn shape<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
-        PyTuple::new(py, self.record.shape())
+        PyTuple::new(py, self.record().shape())
     }
 
     /// The bytes of all records in the files. Bytes shared by several windows are counted for each of them.
@@ -313,8 +321,8 @@ impl Records {
     fn __repr__(&self) -> String {
         let ranges = self.files.ranges();
         let (records, files) = (ranges.len(), ranges.shards().len());
-        let upto = if self.record.is_ragged() { "up to " } else { "" };
-        let (dtype, shape) = (dtype::name(dtype::of(&self.record)), self.record.shape());
+        let upto = if self.record().is_ragged() { "up to " } else { "" };
+        let (dtype, shape) = (dtype::name(dtype::of(self.record())), self.record().shape());
         format!("<Records: {records} of {dtype} {upto}{shape:?} in {files} file(s)>")
     }
 

@@ -5,7 +5,6 @@ use std::sync::Arc;
 use bytemuck::{AnyBitPattern, NoUninit};
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
-use pyo3::types::{PyByteArray, PyTuple};
 use twinbuf::BoxError;
 use twinbuf::mmap::{DType, transform as kernels};
 use twinbuf::transform::{Context, RecordTransform, RecordType, Transform};
@@ -113,24 +112,6 @@ impl RecordTransform for Step {
     fn pays(&self) -> bool {
         !matches!(self, Self::Map(_))
     }
-}
-
-/// Makes a numpy array of this many records out of bytes. If records differ in length, it is of one record, with as
-/// many elements as there are bytes for.
-pub(crate) fn array<'py>(
-    py: Python<'py>,
-    bytes: Bound<'py, PyByteArray>,
-    record: &RecordType,
-    records: usize,
-) -> PyResult<Bound<'py, PyAny>> {
-    let dtype = dtype::of(record);
-    if dtype::format(dtype).is_none() {
-        return Err(dtype::no_array(dtype));
-    }
-    let flat = py.import("numpy")?.call_method1("frombuffer", (bytes, dtype::name(dtype)))?;
-    let shape = if record.is_ragged() { vec![flat.len()?] } else { record.shape().to_vec() };
-    let shape: Vec<usize> = std::iter::once(records).chain(shape).collect();
-    flat.call_method1("reshape", (PyTuple::new(py, shape)?,))
 }
 
 /// Converts numbers one by one: each to a type that holds it, or to the nearest float.
