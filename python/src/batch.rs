@@ -14,7 +14,7 @@ use pyo3::{IntoPyObjectExt, PyTraverseError, PyVisit};
 use twinbuf::BatchIndices;
 
 use crate::dtype;
-use crate::lease::{Lease, Memory, Names, Part};
+use crate::lease::{Lease, Memory, Names, Part, View};
 use crate::locked::lock;
 use crate::number::indices;
 
@@ -258,19 +258,14 @@ impl Batch {
         unsafe { Memory::__getbuffer__(memory, view, flags) }
     }
 
-    fn __repr__(&self, py: Python<'_>) -> String {
-        let at = format!("epoch {}, step {}", self.epoch, self.step);
-        if self.on_device(py).is_some() {
-            return format!("<Batch: {at}, on a device>");
-        }
-        match self.lease() {
-            Ok(lease) => {
-                let views =
-                    lease.views.iter().map(|view| format!("{} {:?}", dtype::name(view.dtype), view.shape));
-                format!("<Batch: {at}, {}>", views.collect::<Vec<_>>().join(", "))
-            }
-            Err(_) => format!("<Batch: {at}, released>"),
-        }
+    fn __repr__(&self) -> String {
+        let of = |view: &Arc<View>| format!("{} {:?}", dtype::name(view.dtype), view.shape);
+        let content = match &*self.content() {
+            Content::Slot(lease) => lease.views.iter().map(of).collect::<Vec<_>>().join(", "),
+            Content::Device { .. } => "on a device".to_owned(),
+            Content::Released(_) => "released".to_owned(),
+        };
+        format!("<Batch: epoch {}, step {}, {content}>", self.epoch, self.step)
     }
 
     fn __reduce__(&self) -> PyResult<()> {

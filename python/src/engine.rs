@@ -100,7 +100,11 @@ impl Front for Batches {
 
     fn asked(&self, state: &mut State) {
         self.end_step(state);
-        state.again();
+        // After an interrupt, the iteration begins again: it reads the batch after the last received one.
+        if let Some(at) = state.own.again.take() {
+            // It is a position of this loader, which has no error.
+            let _ = state.start(Some(&at), 0..state.own.end);
+        }
     }
 
     fn received(&self, state: &mut State, batch: twinbuf::Batch) -> Result<Option<Arc<Lease>>, Error> {
@@ -157,14 +161,6 @@ impl Front for Batches {
 }
 
 impl State {
-    /// Restarts an iteration after an interrupt: it reads the batch after the last received one again.
-    fn again(&mut self) {
-        if let Some(at) = self.own.again.take() {
-            // It is a position of this loader, which has no error.
-            let _ = self.start(Some(&at), 0..self.own.end);
-        }
-    }
-
     /// Returns the checkpoint at which an iteration over these epochs begins: the loaded state, the position if that is
     /// their start, or the end of the epoch before them, if the last iteration ended in that epoch. `None`: the iteration
     /// begins at the start of the first one, as if all epochs before it had been run with this plan.
@@ -220,15 +216,12 @@ impl State {
             Some(from) => loader.into_epochs_from(from, epochs.end),
             None => Ok(loader.into_epochs(epochs)),
         };
-        let (run, result) = match begun {
+        let refused;
+        (self.run, refused) = match begun {
             Ok(running) => (Run::Running(running), Ok(())),
-            Err(refused) => {
-                let (loader, error) = *refused;
-                (Run::Idle(loader), Err(error))
-            }
+            Err(refused) => (Run::Idle(refused.0), Err(refused.1)),
         };
-        self.run = run;
-        result
+        refused
     }
 
     /// Returns the position after the last batch that the loop received, for `state_dict`.

@@ -6,6 +6,7 @@
 
 use std::collections::VecDeque;
 use std::mem;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::task::Poll;
 use std::time::{Duration, Instant};
@@ -17,7 +18,7 @@ use twinbuf::{Error, pipe};
 
 use crate::errors::{self, Failure};
 use crate::lease::Lease;
-use crate::locked::{LEAVE, Locked, SLICE, begin_end, check_end, detached, lock};
+use crate::locked::{ENDING, LEAVE, Locked, SLICE, check_end, detached, lock};
 use crate::recorder::Recorder;
 use crate::report;
 use crate::taken::{Left, Taken};
@@ -227,9 +228,12 @@ impl<F: Front> State<F> {
         self.leases.push_back((self.iteration, Arc::downgrade(lease)));
     }
 
-    /// Whether the program still uses the next slot.
-    fn is_held(&self) -> bool {
-        matches!(&self.run, Run::Running(items) if items.held_for().is_some())
+    /// Returns how long the program has used the next slot, if it still does.
+    fn held_for(&self) -> Option<Duration> {
+        match &self.run {
+            Run::Running(items) => items.held_for(),
+            _ => None,
+        }
     }
 
     /// If the program still uses the next slot, frees the slot of the oldest item: the item takes the memory along, and
@@ -240,8 +244,7 @@ impl<F: Front> State<F> {
     /// a loop that has kept one item keeps others. It also happens at once for an item of an earlier iteration: probably
     /// only a loop variable refers to that.
     fn free_a_slot(&mut self) -> Result<bool, NoMemory> {
-        let Run::Running(items) = &self.run else { return Ok(false) };
-        let Some(held_for) = items.held_for() else { return Ok(false) };
+        let Some(held_for) = self.held_for() else { return Ok(false) };
         while let Some((iteration, lease)) = self.leases.pop_front() {
             let Some(kept) = lease.upgrade() else { continue };
             let left_over = iteration != self.iteration;
@@ -354,7 +357,7 @@ impl<F: Front> Ends for Shared<F> {
 #[pyfunction]
 pub(crate) fn _begin_end(py: Python<'_>) -> PyResult<f64> {
     errors::classes(py)?;
-    begin_end();
+    ENDING.store(true, Ordering::SeqCst);
     report::CLASS.import(py, "twinbuf._report", "Report")?;
     let (all, start) = (mem::take(&mut *lock(&ALL)), Instant::now());
     all.iter().filter_map(Weak::upgrade).for_each(|shared| detached(py, || shared.end(start + LEAVE / 2)));
@@ -433,7 +436,7 @@ impl<F: Front> Loop<F> {
                             found = (state.free_a_slot(), state.next(front, iteration, slice));
                         }
                         let waits = made_here && matches!(found, (Ok(false), Asked::NotYet));
-                        if !waits || !state.is_held() || since.elapsed() >= rest {
+                        if !waits || state.held_for().is_none() || since.elapsed() >= rest {
                             return found;
                         }
                         // Without the lock: another thread may be about to ask.
@@ -460,17 +463,17 @@ impl<F: Front> Loop<F> {
             // Most items are ready already: there is no reason to release the GIL and wait to get it back.
             None => state.with(py, next),
         };
-        match asked {
-            Asked::Item(item) => return Ok(Poll::Ready(Some(item))),
-            Asked::NotYet => return Ok(Poll::Pending),
+        if !matches!(asked, Asked::Item(_) | Asked::NotYet) {
             // What the end of the program, or another iteration, cut off has not come to its end.
-            _ => check_end(py).and_then(|()| self.shared.check(py))?,
+            check_end(py).and_then(|()| self.shared.check(py))?;
         }
         match asked {
+            Asked::Item(item) => Ok(Poll::Ready(Some(item))),
+            Asked::NotYet => Ok(Poll::Pending),
             Asked::Failed(error) => Err(front.raise(py, error)),
             Asked::Closed => Err(closed(py)),
             Asked::Replaced => Err(replaced(py)),
-            _ => front.tell_end(py).map(|()| Poll::Ready(None)),
+            Asked::End => front.tell_end(py).map(|()| Poll::Ready(None)),
         }
     }
 

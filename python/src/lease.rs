@@ -56,7 +56,7 @@ pub(crate) struct View {
     pub(crate) dtype: DType,
     /// The number of records, followed by the axes of a record.
     pub(crate) shape: Box<[isize]>,
-    /// The strides in bytes.
+    /// The strides in bytes, of C order.
     pub(crate) byte_strides: Box<[isize]>,
 }
 
@@ -80,7 +80,11 @@ enum Owner {
 
 impl View {
     pub(crate) fn new(data: *mut u8, bytes: usize, dtype: DType, shape: Box<[isize]>) -> Self {
-        let byte_strides = strides(&shape, dtype.size());
+        // The size is that of a single number, a few bytes, so it fits `isize`.
+        let mut byte_strides = vec![dtype.size() as isize; shape.len()].into_boxed_slice();
+        for axis in (1..shape.len()).rev() {
+            byte_strides[axis - 1] = byte_strides[axis] * shape[axis];
+        }
         Self { data, bytes, dtype, shape, byte_strides }
     }
 }
@@ -159,16 +163,6 @@ impl Memory {
     unsafe fn __releasebuffer__(&self, _view: *mut ffi::Py_buffer) {
         self.exports.fetch_sub(1, Ordering::Relaxed);
     }
-}
-
-/// Returns the strides of an array in C order, in bytes.
-fn strides(shape: &[isize], size: usize) -> Box<[isize]> {
-    // `size` is that of a single number, a few bytes, so it fits `isize`.
-    let mut strides = vec![size as isize; shape.len()].into_boxed_slice();
-    for axis in (1..shape.len()).rev() {
-        strides[axis - 1] = strides[axis] * shape[axis];
-    }
-    strides
 }
 
 impl Lease {

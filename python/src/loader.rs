@@ -72,16 +72,9 @@ struct Options {
     sends: bool,
 }
 
-/// A builder, and what a loader keeps of its data sets.
-struct Prepared {
-    builder: LoaderBuilder,
-    objects: Vec<Arc<Object>>,
-    /// The number of slots without the environment.
-    asked_depth: usize,
-}
-
 impl Options {
-    fn prepare(&self, py: Python<'_>, plan: &Plan) -> PyResult<Prepared> {
+    /// Returns a builder without the environment, and the objects of the program that the loader keeps.
+    fn prepare(&self, py: Python<'_>, plan: &Plan) -> PyResult<(LoaderBuilder, Vec<Arc<Object>>)> {
         let (mut objects, mut opened, mut steps) = (Vec::new(), Vec::<Box<dyn Dataset>>::new(), Vec::new());
         for (field, source) in self.sources.iter().enumerate() {
             match source {
@@ -115,13 +108,7 @@ impl Options {
         let builder = self.trace.iter().fold(builder, |builder, path| builder.trace(path));
         let builder = if self.sends { builder.sends() } else { builder };
         let builder = if objects.is_empty() { builder } else { builder.driven() };
-        let failed = |error| errors::loading(py, error);
-        let asked_depth = match self.depth {
-            Some(depth) => depth,
-            None => builder.wanted_slots().map_err(failed)?.0,
-        };
-        let builder = builder.from_env().map_err(failed)?;
-        Ok(Prepared { builder, objects, asked_depth })
+        Ok((builder, objects))
     }
 }
 
@@ -162,8 +149,13 @@ impl Loader {
         options: Options,
         slots: Option<Vec<(usize, Py<PyAny>)>>,
     ) -> PyResult<Self> {
-        let Prepared { builder, objects, asked_depth } = options.prepare(py, plan.get())?;
+        let (builder, objects) = options.prepare(py, plan.get())?;
         let failed = |error| errors::loading(py, error);
+        let asked_depth = match options.depth {
+            Some(depth) => depth,
+            None => builder.wanted_slots().map_err(failed)?.0,
+        };
+        let builder = builder.from_env().map_err(failed)?;
         let (depth, slot) = builder.wanted_slots().map_err(failed)?;
         let lent = |(start, owner): (usize, Py<PyAny>)| {
             let start = NonNull::new(start as *mut u8)?;
@@ -196,7 +188,7 @@ impl Loader {
     /// The number of slots, and the bytes of each.
     #[staticmethod]
     fn _slots(py: Python<'_>, plan: &Plan, options: Options) -> PyResult<(usize, usize)> {
-        let wanted = options.prepare(py, plan)?.builder.wanted_slots();
+        let wanted = options.prepare(py, plan)?.0.from_env().and_then(|builder| builder.wanted_slots());
         wanted.map(|(count, slot)| (count, slot.size())).map_err(|error| errors::loading(py, error))
     }
 
@@ -364,7 +356,7 @@ impl Loader {
 
     /// Stop the reading thread, within ``limit`` seconds, of which ``waited`` are over.
     fn _close(&self, py: Python<'_>, limit: Option<f64>, waited: f64) -> PyResult<()> {
-        let limit = limit.map(Duration::from_secs_f64);
+        let limit = limit.map_or(Duration::MAX, Duration::from_secs_f64);
         self.shared.check(py)?;
         let (shared, since) = (&self.shared, Instant::now());
         let since = since.checked_sub(Duration::from_secs_f64(waited)).unwrap_or(since);
@@ -373,27 +365,26 @@ impl Loader {
         let (mut raised, mut reading) = (Ok(()), None);
         while let Some(found) = shared.state.with(py, |state| state.run.reading()) {
             (raised, reading) = (py.check_signals(), Some(found));
-            if raised.is_err() || limit.is_some_and(|limit| since.elapsed() >= limit) {
+            if raised.is_err() || since.elapsed() >= limit {
                 break;
             }
             detached(py, || std::thread::sleep(Duration::from_micros(100)));
         }
         let run = shared.state.with(py, State::take);
-        let waits = if raised.is_ok() { limit } else { Some(Duration::ZERO) };
-        let closed = detached(py, || {
-            let Some(loader) = run else { return Ok(()) };
-            match waits {
-                Some(limit) => loader.close_timeout(limit.saturating_sub(since.elapsed())),
-                None => loader.close(),
-            }
-        });
+        let waits = if raised.is_ok() { limit } else { Duration::ZERO };
+        let close = |loader: twinbuf::Loader| loader.close_timeout(waits.saturating_sub(since.elapsed()));
+        let closed = detached(py, || run.map_or(Ok(()), close));
         raised?;
-        closed.map_err(|error| match error {
-            Error::Timeout { reading: found, .. } => {
-                let (waited, reading) = (limit.unwrap_or_default(), found.or(reading));
-                errors::loading(py, Error::Timeout { waited, reading })
-            }
-            error => errors::loading(py, error),
+        closed.map_err(|error| {
+            errors::loading(
+                py,
+                match error {
+                    Error::Timeout { reading: found, .. } => {
+                        Error::Timeout { waited: limit, reading: found.or(reading) }
+                    }
+                    error => error,
+                },
+            )
         })
     }
 

@@ -151,7 +151,7 @@ pub(crate) fn is_over() -> bool {
 }
 
 /// Whether the program is ending: iterations are cut off, and none begins. SeqCst, as `WAITING` in [`detached`].
-static ENDING: AtomicBool = AtomicBool::new(false);
+pub(crate) static ENDING: AtomicBool = AtomicBool::new(false);
 
 /// Whether the hook at the end of the program has returned: the interpreter may end any thread but the one that ran it.
 static OVER: AtomicBool = AtomicBool::new(false);
@@ -168,11 +168,6 @@ static RETURNING: AtomicUsize = AtomicUsize::new(0);
 thread_local! {
     /// Whether this thread ran the hook.
     static HOOK: Cell<bool> = const { Cell::new(false) };
-}
-
-/// The program begins to end.
-pub(crate) fn begin_end() {
-    ENDING.store(true, Ordering::SeqCst);
 }
 
 /// The hook at the end of the program returns. Waits first, for at most so many seconds, until all threads are back in

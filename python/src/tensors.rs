@@ -23,52 +23,50 @@ use crate::report::{self, report};
 
 /// The class `Tensors` derives from this one.
 #[pyclass(frozen, mapping, subclass, module = "twinbuf._twinbuf", name = "_Tensors")]
-pub(crate) struct Tensors {
-    inner: twinbuf::stream::Tensors,
-}
+pub(crate) struct Tensors(twinbuf::stream::Tensors);
 
 #[pymethods]
 impl Tensors {
     #[new]
     fn new(py: Python<'_>, paths: Vec<PathBuf>) -> PyResult<Self> {
         let opened = detached(py, || twinbuf::stream::Tensors::open(paths));
-        Ok(Self { inner: opened.map_err(|error| errors::raise(py, Failure::of_file(&error)))? })
+        opened.map(Self).map_err(|error| errors::raise(py, Failure::of_file(&error)))
     }
 
     fn __len__(&self) -> usize {
-        self.inner.all().len()
+        self.0.all().len()
     }
 
     fn __contains__(&self, name: &Bound<'_, PyAny>) -> bool {
-        name.extract::<&str>().is_ok_and(|name| self.inner.get(name).is_ok())
+        name.extract::<&str>().is_ok_and(|name| self.0.get(name).is_ok())
     }
 
     /// The names, sorted.
     fn __iter__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        PyList::new(py, self.inner.all().iter().map(|tensor| tensor.name()))?.call_method0("__iter__")
+        PyList::new(py, self.0.all().iter().map(|tensor| tensor.name()))?.call_method0("__iter__")
     }
 
     /// The names, in the order of the files.
     fn _in_files(&self) -> Vec<&str> {
-        let mut tensors: Vec<_> = self.inner.all().iter().collect();
+        let mut tensors: Vec<_> = self.0.all().iter().collect();
         tensors.sort_by_key(|tensor| (tensor.range().file, tensor.range().bytes.start));
         tensors.iter().map(|tensor| tensor.name()).collect()
     }
 
     /// The type, the shape and the bytes of a tensor.
     fn _info<'py>(&self, py: Python<'py>, name: &str) -> PyResult<(&str, Bound<'py, PyTuple>, u64)> {
-        let tensor = self.inner.get(name).map_err(|error| PyKeyError::new_err(error.to_string()))?;
+        let tensor = self.0.get(name).map_err(|error| PyKeyError::new_err(error.to_string()))?;
         let dtype = tensor.dtype().map_or(tensor.format_type(), |dtype| dtype::name(dtype));
         Ok((dtype, PyTuple::new(py, tensor.shape())?, tensor.len()))
     }
 
     #[getter]
     fn _paths(&self) -> Vec<OsString> {
-        self.inner.paths().map(OsString::from).collect()
+        self.0.paths().map(OsString::from).collect()
     }
 
     fn __repr__(&self) -> String {
-        format!("<Tensors: {} in {} file(s)>", self.inner.all().len(), self.inner.paths().len())
+        format!("<Tensors: {} in {} file(s)>", self.0.all().len(), self.0.paths().len())
     }
 }
 
@@ -109,8 +107,8 @@ impl Front for Groups {
         let (number, lease) = (group.number(), Arc::new(Lease::of_group(group, state.own)));
         state.own += 1;
         state.lent(&lease);
-        let (place, count) = ((lease.epoch, lease.step), lease.views.len());
-        Ok(Some(Group { content: Content::Host(lease), place, number, count }))
+        let (_place, count) = ((lease.epoch, lease.step), lease.views.len());
+        Ok(Some(Group { content: Content::Host(lease), _place, number, count }))
     }
 
     fn put_back(&self, state: &mut State<Self>, group: Group, _again: bool) -> Option<Group> {
@@ -152,7 +150,7 @@ impl Stream {
     #[new]
     fn new(py: Python<'_>, model: &Tensors, options: Options) -> PyResult<Self> {
         let of_file = |error: twinbuf::mmap::Error| errors::raise(py, Failure::of_file(&error));
-        let groups = model.inner.groups(&options.groups).map_err(of_file)?;
+        let groups = model.0.groups(&options.groups).map_err(of_file)?;
         let (all, depth, name) = (groups.len(), options.depth, options.name);
         let staging = (0..all).map(|group| groups.bytes(group)).max().filter(|_| options.sends);
         let staging = 2 * staging.unwrap_or_default() as u64;
@@ -260,7 +258,8 @@ impl PassOfGroups {
 pub(crate) struct Group {
     content: Content,
     /// The number of the pass, and the step in it.
-    place: (u64, u64),
+    #[pyo3(get)]
+    _place: (u64, u64),
     /// Its number in the order of the groups.
     #[pyo3(get)]
     number: usize,
@@ -294,12 +293,6 @@ impl Group {
             Content::Host(lease) => lease.tensors(py),
             Content::Device(tensors) => Ok(tensors.bind(py).clone().into_any()),
         }
-    }
-
-    /// The pass and the step.
-    #[getter]
-    fn _place(&self) -> (u64, u64) {
-        self.place
     }
 
     /// Returns the group with these tensors, which are on a device, in place of its own.
