@@ -415,7 +415,6 @@ impl Front for Ahead {
 /// The iterator that a loop has. Dropping it ends the thread.
 #[pyclass(frozen, weakref, module = "twinbuf._twinbuf", name = "_Items")]
 pub(crate) struct Items {
-    shared: Arc<Shared>,
     items: Loop<Ahead>,
     /// What the thread drives, until the thread takes it; the loop's thread without overlap.
     worker: Mutex<Option<Py<Worker>>>,
@@ -468,9 +467,9 @@ impl Items {
             Py::new(py, Worker { driven, shared, used: AtomicBool::new(false) })
         });
         let worker = worker.transpose()?;
-        let items = Loop::new(shared.clone(), None);
-        items.begin(py, |state| PyResult::Ok(state.iteration))?;
-        Ok(Self { shared, items, worker: Mutex::new(worker) })
+        let items = Loop::new(shared, None);
+        items.begin(py, |state| Ok(state.iteration))?;
+        Ok(Self { items, worker: Mutex::new(worker) })
     }
 
     fn __iter__(slf: Py<Self>) -> Py<Self> {
@@ -479,7 +478,7 @@ impl Items {
 
     fn __next__(&self, py: Python<'_>) -> PyResult<Option<Py<PyAny>>> {
         Ok(self.items.next(py)?.map(|mut item| {
-            self.shared.front.handed_out(py, &mut item);
+            self.items.shared.front.handed_out(py, &mut item);
             item.item
         }))
     }
@@ -492,14 +491,14 @@ impl Items {
 
     /// Refuse calls that would wait for ever.
     fn check(&self, py: Python<'_>) -> PyResult<()> {
-        self.shared.check(py)
+        self.items.shared.check(py)
     }
 
     /// Let this many rounds begin in all.
     fn grant(&self, py: Python<'_>, rounds: u64) -> PyResult<()> {
-        self.shared.state.ask(py, |state| {
+        self.items.shared.state.ask(py, |state| {
             state.own.asked = rounds;
-            self.shared.front.asked(state);
+            self.items.shared.front.asked(state);
         })
     }
 
@@ -510,40 +509,40 @@ impl Items {
 
     /// End the thread as soon as it is out of the iterable. What it has made is dropped.
     fn close(&self, py: Python<'_>) {
-        if !self.shared.state.is_forked() {
+        if !self.items.shared.state.is_forked() {
             self.items.leave();
-            let_go(py, self.shared.front.take_made());
+            let_go(py, self.items.shared.front.take_made());
         }
     }
 
     /// End it, because another iteration is about to begin that has its iterator: further calls raise an error.
     fn replace(&self, py: Python<'_>) {
-        self.shared.front.making.replaced.store(true, Ordering::Relaxed);
+        self.items.shared.front.making.replaced.store(true, Ordering::Relaxed);
         self.close(py);
     }
 
     /// Whether it was ended before its last item.
     #[getter]
     fn is_closed(&self) -> bool {
-        self.shared.front.is_stopped()
+        self.items.shared.front.is_stopped()
     }
 
     /// Whether there are no more items, and a loop was told so, or has left early.
     #[getter]
     fn ended(&self, py: Python<'_>) -> PyResult<bool> {
-        let Shared { state, front, .. } = &*self.shared;
+        let Shared { state, front, .. } = &*self.items.shared;
         let told = front.is_stopped() || front.place.as_ref().is_none_or(|place| place.bind(py).is_empty());
         state.ask(py, |state| told && matches!(state.run, Run::Closed) && state.own.put_back == 0)
     }
 
     /// Where the time went so far.
     fn report(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
-        let thread = Thread(self.shared.front.making.clone());
-        thread.report(py, self.shared.name.as_deref().unwrap_or_default())
+        let thread = Thread(self.items.shared.front.making.clone());
+        thread.report(py, self.items.shared.name.as_deref().unwrap_or_default())
     }
 
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
-        let front = &self.shared.front;
+        let front = &self.items.shared.front;
         front.objects().try_for_each(|object| object.traverse(&visit))?;
         visit.call(&front.place)?;
         // If another thread holds this lock, do not report the items: the collector then keeps them until its next run.
@@ -557,7 +556,7 @@ impl Items {
 
     /// The garbage collector calls this if nothing in use refers to the iterator: nobody wants another item.
     fn __clear__(&self, py: Python<'_>) {
-        let front = &self.shared.front;
+        let front = &self.items.shared.front;
         front.making.stop.store(true, Ordering::Relaxed);
         let_go(py, front.objects().filter_map(Object::take).chain(front.take_made()));
     }
@@ -568,7 +567,7 @@ impl Drop for Items {
         // Without an interpreter, the drop of `items` leaves the iteration.
         Python::try_attach(|py| {
             self.close(py);
-            let front = &self.shared.front;
+            let front = &self.items.shared.front;
             // If no thread runs, only this call can drop them.
             if !front.making.running.load(Ordering::Relaxed) {
                 let_go(py, front.objects().filter_map(Object::take));

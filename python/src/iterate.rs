@@ -369,13 +369,18 @@ pub(crate) fn replaced(py: Python<'_>) -> PyErr {
     errors::raise(py, Failure::new("LoaderError", message))
 }
 
+/// The error of a call that the loader refused with an error, or because it was closed.
+pub(crate) fn refused_by(py: Python<'_>, error: Option<Error>) -> PyErr {
+    error.map_or_else(|| closed(py), |error| errors::loading(py, error))
+}
+
 pub(crate) fn closed(py: Python<'_>) -> PyErr {
     errors::raise(py, Failure::new("LoaderError", "the loader was closed"))
 }
 
 /// An iteration. Its drop ends it.
 pub(crate) struct Loop<F: Front> {
-    shared: Arc<Shared<F>>,
+    pub(crate) shared: Arc<Shared<F>>,
     /// Its number, once it has begun.
     number: OnceLock<u64>,
     /// The longest wait for an item.
@@ -388,16 +393,22 @@ impl<F: Front> Loop<F> {
     }
 
     /// Begins the iteration, unless it has begun. `begin` returns its number.
-    pub(crate) fn begin<E: Send>(
+    pub(crate) fn begin(
         &self,
         py: Python<'_>,
-        begin: impl FnOnce(&mut State<F>) -> Result<u64, E> + Send,
-    ) -> Result<(), E> {
-        let begin = |state: &mut State<F>| match self.number.get() {
-            Some(_) => Ok(()),
-            None => begin(state).map(|number| _ = self.number.set(number)),
-        };
-        if self.has_begun() { Ok(()) } else { self.shared.state.with(py, begin) }
+        begin: impl FnOnce(&mut State<F>) -> Result<u64, Error> + Send,
+    ) -> PyResult<()> {
+        if self.has_begun() {
+            return Ok(());
+        }
+        self.shared.check(py)?;
+        check_end(py)?;
+        let begun = self.shared.state.with(py, |state| match self.number.get() {
+            Some(_) => Ok(()), // another thread was first
+            None if state.is_closed() => Err(None),
+            None => begin(state).map(|number| _ = self.number.set(number)).map_err(Some),
+        });
+        begun.map_err(|refused| refused_by(py, refused))
     }
 
     pub(crate) fn has_begun(&self) -> bool {

@@ -20,11 +20,11 @@ use crate::dtype;
 use crate::engine::{Batches, Position, Progress, Shared, State};
 use crate::errors::{self, Failure};
 use crate::foreign::{Filler, Identity, PythonData};
-use crate::iterate::{Loop, Run, closed};
+use crate::iterate::{Loop, Run, closed, refused_by};
 use crate::lease::Names;
 use crate::locked::{check_end, detached, lock};
 use crate::number::length;
-use crate::object::Object;
+use crate::object::{Object, let_go};
 use crate::plan::Plan;
 use crate::recorder::Recorder;
 use crate::records::{Records, read_mode_of};
@@ -85,9 +85,8 @@ impl Options {
                     opened.push(Box::new(PythonData { object, records, fingerprint, record }));
                 }
                 Source::Files(records) => {
-                    let (files, of_field) = records.get().for_loader()?;
+                    let (files, of_field) = records.get().for_loader(py)?;
                     opened.push(files);
-                    let of_field: Vec<_> = of_field.iter().map(|step| step.copy(py)).collect();
                     objects.extend(of_field.iter().filter_map(|step| step.object().cloned()));
                     steps.extend(of_field.into_iter().map(|step| (field, step)));
                 }
@@ -309,22 +308,21 @@ impl Loader {
             *last = serde_json::to_value(own).map_err(wrong)?;
         }
         let checkpoint: Checkpoint = serde_json::from_value(fields).map_err(wrong)?;
-        let checked = self.shared.state.with(py, |state| {
+        let loaded = self.shared.state.with(py, |state| {
             if state.is_closed() {
-                return Ok(false);
+                return Err(None);
             }
             state.rest();
-            let Run::Idle(loader) = &mut state.run else { return Ok(false) };
+            let Run::Idle(loader) = &mut state.run else { return Err(None) };
             // Check that the state is valid. This iteration has no epoch, so it reads nothing.
-            drop(loader.epochs_from(&checkpoint, 0)?);
+            drop(loader.epochs_from(&checkpoint, 0).map_err(Some)?);
             state.iteration += 1;
             self.shared.front.next_epoch.store(checkpoint.epoch() + 1, Ordering::Relaxed);
             state.own.before = None;
             (state.own.resume, state.own.loaded) = (Some(checkpoint), true);
-            Ok(true)
+            Ok(())
         });
-        let loaded = checked.map_err(|error| errors::loading(py, error))?;
-        if loaded { Ok(()) } else { Err(closed(py)) }
+        loaded.map_err(|refused| refused_by(py, refused))
     }
 
     /// Where the time went so far. ``recorder``: that of the loop, if batches are sent to a device.
@@ -395,14 +393,14 @@ impl Loader {
     /// The garbage collector calls this if nothing in use refers to the loader or its iterators: nobody asks for
     /// another batch.
     fn __clear__(&self, py: Python<'_>) {
-        self.objects.iter().for_each(|object| object.clear(py));
+        let_go(py, self.objects.iter().filter_map(|object| object.take()));
     }
 }
 
 impl Drop for Loader {
     /// No iterator is left. The threads that refer to the program's code end later.
     fn drop(&mut self) {
-        Python::try_attach(|py| self.objects.iter().for_each(|object| object.clear(py)));
+        Python::try_attach(|py| self.__clear__(py));
     }
 }
 
@@ -427,7 +425,7 @@ impl Epochs {
     /// Returns the epochs to iterate over, and the number of batches.
     fn epochs(&self, state: &State) -> (Range<u64>, u64) {
         let epochs = self.epochs.clone().unwrap_or_else(|| {
-            let next = || self.loader.get().shared.front.next_epoch.load(Ordering::Relaxed);
+            let next = || self.batches.shared.front.next_epoch.load(Ordering::Relaxed);
             let next = state.own.resume.as_ref().map_or_else(next, Checkpoint::epoch);
             next..next.saturating_add(1)
         });
@@ -441,7 +439,7 @@ impl Epochs {
 impl Epochs {
     /// The number of batches of the whole iteration.
     fn all(&self, py: Python<'_>) -> PyResult<u64> {
-        let count = || self.loader.get().shared.state.ask(py, |state| self.epochs(state).1);
+        let count = || self.batches.shared.state.ask(py, |state| self.epochs(state).1);
         self.all.get().copied().map_or_else(count, Ok)
     }
 
@@ -473,24 +471,14 @@ impl Epochs {
 
     /// Begins the iteration, unless it has begun, and ends the one before it.
     fn begin(&self, py: Python<'_>) -> PyResult<()> {
-        if self.batches.has_begun() {
-            return Ok(());
-        }
-        let loader = self.loader.get();
-        loader.shared.check(py)?;
-        check_end(py)?;
-        let begun = self.batches.begin(py, |state| {
-            if state.is_closed() {
-                return Err(None);
-            }
+        self.batches.begin(py, |state| {
             let (epochs, all) = self.epochs(state);
             let _ = self.all.set(all);
             if self.single {
-                loader.shared.front.next_epoch.store(epochs.end, Ordering::Relaxed);
+                self.batches.shared.front.next_epoch.store(epochs.end, Ordering::Relaxed);
             }
-            state.begin(epochs, self.single).map_err(Some)
-        });
-        begun.map_err(|error| error.map_or_else(|| closed(py), |error| errors::loading(py, error)))
+            state.begin(epochs, self.single)
+        })
     }
 
     fn __next__(&self, py: Python<'_>) -> PyResult<Option<Batch>> {
@@ -513,7 +501,7 @@ impl Epochs {
 
     /// The position after the last batch that the loop received.
     fn _position(&self, py: Python<'_>) -> Option<Position> {
-        self.loader.get().shared.state.with(py, |state| state.position())
+        self.batches.shared.state.with(py, |state| state.position())
     }
 
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {

@@ -40,10 +40,6 @@ impl Object {
     pub(crate) fn take(&self) -> Option<Py<PyAny>> {
         lock(&self.0).take()
     }
-
-    pub(crate) fn clear(&self, py: Python<'_>) {
-        let_go(py, self.take());
-    }
 }
 
 /// `_thread.start_new_thread`.

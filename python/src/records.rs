@@ -19,6 +19,7 @@ use crate::errors::{self, Failure};
 use crate::foreign::up_to_call;
 use crate::locked::detached;
 use crate::number::List;
+use crate::object::let_go;
 use crate::transform::Step;
 
 /// The class `Records` derives from this one.
@@ -156,10 +157,11 @@ impl Records {
         &self.types[self.steps.len()]
     }
 
-    /// Returns the data set and the steps for a loader. Without `to` and `map` there is a step more for tokens: a cast
+    /// Returns the data set and the steps for a loader, which has its own references to objects of Python. Without `to` and `map` there is a step more for tokens: a cast
     /// to the type that torch's embeddings and losses take.
-    pub(crate) fn for_loader(&self) -> PyResult<(Box<dyn Dataset>, Vec<Step>)> {
-        let (mut steps, record) = (self.steps.clone(), self.record());
+    pub(crate) fn for_loader(&self, py: Python<'_>) -> PyResult<(Box<dyn Dataset>, Vec<Step>)> {
+        let (mut steps, record) =
+            (self.steps.iter().map(|step| step.copy(py)).collect::<Vec<_>>(), self.record());
         let tokens = matches!(record.dtype(), Some(DType::U16 | DType::U32));
         if tokens && self.plain && !record.is_ragged() && record.shape().len() < 2 {
             steps.push(Step::cast(dtype::of(record), DType::I64)?);
@@ -331,7 +333,7 @@ impl Records {
     }
 
     fn __clear__(&self, py: Python<'_>) {
-        self.steps.iter().filter_map(Step::object).for_each(|object| object.clear(py));
+        let_go(py, self.steps.iter().filter_map(|step| step.object()?.take()));
     }
 }
 

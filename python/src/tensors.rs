@@ -126,11 +126,11 @@ impl Front for Groups {
 
 impl State<Groups> {
     /// Begins a pass, and returns its number.
-    fn begin(&mut self) -> u64 {
+    fn begin(&mut self) -> Result<u64, Error> {
         self.end_iteration(false);
         let pass = self.run.take().map(TensorStream::into_pass);
         (self.run, self.own) = (pass.map_or(Run::Closed, Run::Running), 0);
-        self.iteration
+        Ok(self.iteration)
     }
 }
 
@@ -246,8 +246,7 @@ impl PassOfGroups {
     }
 
     fn __next__(&self, py: Python<'_>) -> PyResult<Option<Group>> {
-        self.stream.get().shared.check(py)?;
-        self.groups.begin(py, |state| PyResult::Ok(state.begin()))?;
+        self.groups.begin(py, State::<Groups>::begin)?;
         self.groups.next(py)
     }
 }
