@@ -23,11 +23,10 @@ use twinbuf::Error;
 use twinbuf::pipe::{self, Driven, Filled, Pipe, Slots};
 
 use crate::errors::{self, Failure};
-use crate::iterate::{self, Front, Loop, Run};
+use crate::iterate::{self, Front, Loop, Run, Taken};
 use crate::locked::{Locked, check_end, detached, is_over, lock};
 use crate::object::{Object, let_go};
 use crate::report::{self, report};
-use crate::taken::Taken;
 
 pub(crate) struct Item {
     item: Py<PyAny>,

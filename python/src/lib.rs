@@ -13,12 +13,9 @@ mod locked;
 mod number;
 mod object;
 mod plan;
-mod recorder;
 mod records;
 mod report;
-mod taken;
 mod tensors;
-mod transform;
 mod writer;
 
 use pyo3::exceptions::PyImportError;
@@ -35,14 +32,12 @@ mod _twinbuf {
         batch::Batch,
         foreign::Filler,
         handover::{Items, Thread, Worker},
-        iterate::_begin_end,
+        iterate::{_begin_end, Taken},
         loader::Loader,
         locked::{_end_hook, _forked},
         plan::{_launched, Plan},
-        recorder::Recorder,
         records::{_files, Records},
-        report::_save,
-        taken::Taken,
+        report::{_save, Recorder},
         tensors::{Group, Stream, Tensors},
         writer::Writer,
     };

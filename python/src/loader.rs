@@ -20,16 +20,14 @@ use crate::dtype;
 use crate::engine::{Batches, Position, Progress, Shared, State};
 use crate::errors::{self, Failure};
 use crate::foreign::{Filler, Identity, PythonData};
-use crate::iterate::{Loop, Run, closed, refused_by};
+use crate::iterate::{Loop, Run, Taken, closed, refused_by};
 use crate::lease::Names;
 use crate::locked::{check_end, detached, lock};
 use crate::number::length;
 use crate::object::{Object, let_go};
 use crate::plan::Plan;
-use crate::recorder::Recorder;
 use crate::records::{Records, read_mode_of};
-use crate::report::{self, report};
-use crate::taken::Taken;
+use crate::report::{self, Recorder, report};
 
 /// Words in serde's messages about a state, and what Python calls the same.
 const IN_PYTHON: [(&str, &str); 8] = [

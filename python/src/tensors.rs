@@ -17,9 +17,8 @@ use crate::errors::{self, Failure};
 use crate::iterate::{Front, Loop, Run, Shared, State};
 use crate::lease::Lease;
 use crate::locked::{LEAVE, Locked, detached};
-use crate::recorder::Recorder;
 use crate::records::read_mode_of;
-use crate::report::{self, report};
+use crate::report::{self, Recorder, report};
 
 /// The class `Tensors` derives from this one.
 #[pyclass(frozen, mapping, subclass, module = "twinbuf._twinbuf", name = "_Tensors")]
