@@ -19,7 +19,7 @@ use twinbuf::{Error, pipe};
 use crate::errors::{self, Failure};
 use crate::lease::Lease;
 use crate::locked::{ENDING, LEAVE, Locked, SLICE, check_end, detached, lock};
-use crate::report::{self, Recorder};
+use crate::report::{self, Recorder, report};
 
 /// How long to wait for a slot in use: another thread may be about to release it.
 const PATIENCE: Duration = Duration::from_millis(100);
@@ -304,6 +304,23 @@ impl<F: Front> Shared<F> {
     /// Refuses calls that would wait for ever.
     pub(crate) fn check(&self, py: Python<'_>) -> PyResult<()> {
         self.front.check(py, &self.state)
+    }
+
+    /// Returns where the time of a loader or a stream went so far. With the recorder of a loop over items on a device, the
+    /// report is made of two: that of the recorder, which measures the loop, and that of the loader or stream.
+    pub(crate) fn report(
+        &self,
+        py: Python<'_>,
+        recorder: Option<&Recorder>,
+        phases: String,
+    ) -> PyResult<Py<PyAny>> {
+        let (reads, kept) = self.state.with(py, |state| (state.report(), state.kept));
+        let found = match recorder {
+            Some(recorder) => lock(&recorder.0).report().on_device(reads),
+            None => reads,
+        };
+        let name = self.name.as_deref().unwrap_or_default();
+        report(py, &found, &report::Loop { name, bytes: true, kept, phases, ..Default::default() })
     }
 
     /// Takes an item back that `next` does not return, to come `again` or not.

@@ -27,7 +27,7 @@ use crate::number::length;
 use crate::object::{Object, let_go};
 use crate::plan::Plan;
 use crate::records::{Records, read_mode_of};
-use crate::report::{self, Recorder, report};
+use crate::report::Recorder;
 
 /// Words in serde's messages about a state, and what Python calls the same.
 const IN_PYTHON: [(&str, &str); 8] = [
@@ -327,11 +327,9 @@ impl Loader {
     #[pyo3(signature = (recorder=None))]
     fn _report(&self, py: Python<'_>, recorder: Option<&Recorder>) -> PyResult<Py<PyAny>> {
         self.may_ask(py)?;
-        let (found, kept) = self.shared.state.with(py, |state| (state.report(), state.kept));
-        let (name, breakdown) = (self._name().unwrap_or_default(), &self.shared.front.breakdown);
+        let breakdown = &self.shared.front.breakdown;
         let phases = if breakdown.is_on() { format!("\n{breakdown}") } else { String::new() };
-        let of = report::Loop { name, bytes: true, kept, phases, ..Default::default() };
-        report(py, &Recorder::with(recorder, found), &of)
+        self.shared.report(py, recorder, phases)
     }
 
     /// What a thread is reading for the batch that is needed first, or None: its ``epoch`` and ``step``, for how many

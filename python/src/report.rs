@@ -2,7 +2,7 @@
 //! `watch` and those over batches or groups on a device.
 
 use std::path::PathBuf;
-use std::sync::{Mutex, MutexGuard};
+use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use pyo3::prelude::*;
@@ -45,21 +45,16 @@ pub(crate) fn report(py: Python<'_>, found: &twinbuf::Report, of: &Loop<'_>) -> 
         if of.line.is_empty() { text } else { text.replace("`overlap=True`", here) }
     };
     let escaped = |text: &str| text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;");
-    let times = [
-        ("wall", found.wall),
-        ("wait", train.waiting),
-        ("compute", train.busy),
-        ("load", found.read.busy + found.transform),
-        ("transfer", found.transfer),
-    ];
     let figures = PyDict::new(py);
     figures.set_item("name", of.name)?;
     figures.set_item("epochs", found.epochs)?;
     figures.set_item("batches", found.batches)?;
     figures.set_item("bytes", of.bytes.then_some(found.bytes))?;
-    for (name, time) in times {
-        figures.set_item(name, time.as_secs_f64())?;
-    }
+    figures.set_item("wall", found.wall.as_secs_f64())?;
+    figures.set_item("wait", train.waiting.as_secs_f64())?;
+    figures.set_item("compute", train.busy.as_secs_f64())?;
+    figures.set_item("load", (found.read.busy + found.transform).as_secs_f64())?;
+    figures.set_item("transfer", found.transfer.as_secs_f64())?;
     figures.set_item("au", found.au())?;
     figures.set_item("overlap", settings.overlap)?;
     figures.set_item("depth", settings.depth)?;
@@ -93,21 +88,6 @@ pub(crate) fn report(py: Python<'_>, found: &twinbuf::Report, of: &Loop<'_>) -> 
 #[pyclass(name = "_Recorder", module = "twinbuf._twinbuf", frozen)]
 pub(crate) struct Recorder(pub(crate) Mutex<LoopRecorder>);
 
-impl Recorder {
-    pub(crate) fn lock(&self) -> MutexGuard<'_, LoopRecorder> {
-        lock(&self.0)
-    }
-
-    /// Returns the report of a loop. With a recorder it is made of two: that of the recorder, which measures the loop,
-    /// and `reads`, that of the loader or stream.
-    pub(crate) fn with(recorder: Option<&Self>, reads: twinbuf::Report) -> twinbuf::Report {
-        match recorder {
-            Some(recorder) => recorder.lock().report().on_device(reads),
-            None => reads,
-        }
-    }
-}
-
 #[pymethods]
 impl Recorder {
     /// ``workers``: the items come from threads or processes of the iterable.
@@ -123,27 +103,27 @@ impl Recorder {
     #[pyo3(signature = (waited=0.0))]
     fn asked(&self, waited: f64) {
         let now = Instant::now();
-        self.lock().asked(now.checked_sub(Duration::from_secs_f64(waited)).unwrap_or(now));
+        lock(&self.0).asked(now.checked_sub(Duration::from_secs_f64(waited)).unwrap_or(now));
     }
 
     /// The loop has this item.
     fn received(&self, epoch: u64, step: u64) {
-        self.lock().received(epoch, step, Instant::now());
+        lock(&self.0).received(epoch, step, Instant::now());
     }
 
     /// The loop asks for no more items.
     pub(crate) fn ended(&self) {
-        self.lock().ended(Instant::now());
+        lock(&self.0).ended(Instant::now());
     }
 
     /// Let go of the trace.
     fn close(&self) {
-        self.lock().close();
+        lock(&self.0).close();
     }
 
     /// The report of a watched loop. ``line`` is where the loop is, for the advice.
     fn report(&self, py: Python<'_>, name: &str, line: &str) -> PyResult<Py<PyAny>> {
-        let found = self.lock().report();
+        let found = lock(&self.0).report();
         report(py, &found, &Loop { name, line, ..Default::default() })
     }
 }

@@ -18,7 +18,7 @@ use crate::iterate::{Front, Loop, Run, Shared, State};
 use crate::lease::Lease;
 use crate::locked::{LEAVE, Locked, detached};
 use crate::records::read_mode_of;
-use crate::report::{self, Recorder, report};
+use crate::report::Recorder;
 
 /// The class `Tensors` derives from this one.
 #[pyclass(frozen, mapping, subclass, module = "twinbuf._twinbuf", name = "_Tensors")]
@@ -87,7 +87,10 @@ struct Options {
 }
 
 /// The groups of a stream, as a front. Its own state is the step of the next group in the pass.
-struct Groups;
+struct Groups {
+    /// The number of groups of a pass.
+    count: usize,
+}
 
 impl Front for Groups {
     type Run = TensorStream;
@@ -137,7 +140,6 @@ impl State<Groups> {
 #[pyclass(frozen, weakref, subclass, module = "twinbuf._twinbuf", name = "_Stream")]
 pub(crate) struct Stream {
     shared: Arc<Shared<Groups>>,
-    groups: usize,
     /// How many groups stay in memory when they have been read once.
     #[pyo3(get)]
     kept: usize,
@@ -150,8 +152,8 @@ impl Stream {
     fn new(py: Python<'_>, model: &Tensors, options: Options) -> PyResult<Self> {
         let of_file = |error: twinbuf::mmap::Error| errors::raise(py, Failure::of_file(&error));
         let groups = model.0.groups(&options.groups).map_err(of_file)?;
-        let (all, depth, name) = (groups.len(), options.depth, options.name);
-        let staging = (0..all).map(|group| groups.bytes(group)).max().filter(|_| options.sends);
+        let (count, depth, name) = (groups.len(), options.depth, options.name);
+        let staging = (0..count).map(|group| groups.bytes(group)).max().filter(|_| options.sends);
         let staging = 2 * staging.unwrap_or_default() as u64;
         let builder = twinbuf::stream(groups).depth(depth).read_mode(read_mode_of(py, &options.read_mode)?);
         let builder = if options.cycle { builder.cycle() } else { builder };
@@ -170,7 +172,7 @@ impl Stream {
         let builder = limit.into_iter().fold(builder, |builder, bytes| builder.memory_limit(bytes - staging));
         let built = detached(py, || builder.build()).map_err(|error| errors::loading(py, error))?;
         let kept = built.kept();
-        Ok(Self { shared: Shared::new(Groups, name, Run::Idle(built), 0), groups: all, kept, depth })
+        Ok(Self { shared: Shared::new(Groups { count }, name, Run::Idle(built), 0), kept, depth })
     }
 
     /// What measures the loop, if groups are sent to a device.
@@ -179,9 +181,9 @@ impl Stream {
     }
 
     /// The next pass. It begins when its first group is asked for, and then ends one that is under way.
-    fn __iter__(slf: &Bound<'_, Self>) -> PyResult<PassOfGroups> {
-        slf.get().shared.check(slf.py())?;
-        Ok(PassOfGroups { groups: Loop::new(slf.get().shared.clone(), None), stream: slf.clone().unbind() })
+    fn __iter__(&self, py: Python<'_>) -> PyResult<PassOfGroups> {
+        self.shared.check(py)?;
+        Ok(PassOfGroups(Loop::new(self.shared.clone(), None)))
     }
 
     /// End the pass under way.
@@ -191,31 +193,28 @@ impl Stream {
 
     /// The number of groups.
     fn __len__(&self) -> usize {
-        self.groups
+        self.shared.front.count
     }
 
     /// Where the time went so far. ``recorder``: that of the loop, if groups are sent to a device.
     #[pyo3(signature = (recorder=None))]
     fn _report(&self, py: Python<'_>, recorder: Option<&Recorder>) -> PyResult<Py<PyAny>> {
         self.shared.check(py)?;
-        let (found, kept) = self.shared.state.with(py, |state| (state.report(), state.kept));
-        let name = self.shared.name.as_deref().unwrap_or_default();
-        let of = report::Loop { name, bytes: true, kept, ..Default::default() };
-        report(py, &Recorder::with(recorder, found), &of)
+        self.shared.report(py, recorder, String::new())
     }
 
     fn __repr__(&self) -> String {
         let name = self.shared.name.as_deref().map_or(String::new(), |name| format!(" {name:?}"));
-        format!("<Stream{name}: {} groups, {} kept, depth={}>", self.groups, self.kept, self.depth)
+        format!(
+            "<Stream{name}: {} groups, {} kept, depth={}>",
+            self.shared.front.count, self.kept, self.depth
+        )
     }
 }
 
 /// The groups of one pass.
 #[pyclass(frozen, module = "twinbuf._twinbuf")]
-struct PassOfGroups {
-    groups: Loop<Groups>,
-    stream: Py<Stream>,
-}
+struct PassOfGroups(Loop<Groups>);
 
 #[pymethods]
 impl PassOfGroups {
@@ -225,28 +224,27 @@ impl PassOfGroups {
 
     /// The groups that are left.
     fn __len__(&self, py: Python<'_>) -> PyResult<usize> {
-        let stream = self.stream.get();
-        let received = stream.shared.state.ask(py, |state| match self.groups.is_current(state) {
-            true => state.own as usize - usize::from(state.put_back.is_some()),
-            false if self.groups.has_begun() => stream.groups,
-            false => 0,
-        })?;
-        Ok(stream.groups - received)
+        let Shared { state, front: Groups { count }, .. } = &*self.0.shared;
+        state.ask(py, |state| match self.0.is_current(state) {
+            true => count - state.own as usize + usize::from(state.put_back.is_some()),
+            false if self.0.has_begun() => 0,
+            false => *count,
+        })
     }
 
     /// End the pass, if it has begun.
     fn close(&self) {
-        self.groups.leave();
+        self.0.leave();
     }
 
     /// The group was sent to the device.
     fn _sent(&self, py: Python<'_>) {
-        self.groups.used(py);
+        self.0.used(py);
     }
 
     fn __next__(&self, py: Python<'_>) -> PyResult<Option<Group>> {
-        self.groups.begin(py, State::<Groups>::begin)?;
-        self.groups.next(py)
+        self.0.begin(py, State::<Groups>::begin)?;
+        self.0.next(py)
     }
 }
 
