@@ -99,11 +99,11 @@ impl Batch {
         drop(old);
     }
 
-    /// Returns the lease if the batch is one array, and otherwise an error that names the methods to use.
-    fn only(&self) -> PyResult<Arc<Lease>> {
+    /// Returns the lease and its view if the batch is one array, and otherwise an error that names the methods to use.
+    fn only(&self) -> PyResult<(Arc<Lease>, Arc<View>)> {
         let lease = self.lease()?;
         match &lease.parts[..] {
-            [Part::One(_)] => Ok(lease),
+            [Part::One(view)] => Ok((lease.clone(), view.clone())),
             [_] => Err(PyBufferError::new_err("the records differ in length: use `numpy()` or `torch()`")),
             parts => Err(PyBufferError::new_err(format!(
                 "the batch is {} arrays, of as many data sets: use `numpy()` or `torch()`",
@@ -231,10 +231,10 @@ impl Batch {
         if dl_device.is_some_and(|device| device != HOST) || copy == Some(true) {
             return Err(PyBufferError::new_err("a batch is exported without a copy, in host memory"));
         }
-        let lease = self.only()?;
-        let array = match dtype::format(lease.views[0].dtype) {
-            Some(_) => lease.array(py, 0)?,
-            None => lease.tensor(py, 0)?, // numpy lacks it
+        let (lease, view) = self.only()?;
+        let array = match dtype::format(view.dtype) {
+            Some(_) => lease.array(py, &view)?,
+            None => lease.tensor(py, &view)?, // numpy lacks it
         };
         array.call_method("__dlpack__", (), Some(&options))
     }
@@ -252,8 +252,8 @@ impl Batch {
     unsafe fn __getbuffer__(slf: Bound<'_, Self>, view: *mut ffi::Py_buffer, flags: c_int) -> PyResult<()> {
         // Relaxed: the lock of the content, which `only` and `release` take, orders it.
         slf.get().exported.store(true, Ordering::Relaxed);
-        let lease = slf.get().only()?;
-        let memory = Bound::new(slf.py(), Memory::new(lease.views[0].clone(), Some(lease), false))?;
+        let (lease, found) = slf.get().only()?;
+        let memory = Bound::new(slf.py(), Memory::new(found, Some(lease), false))?;
         // SAFETY: as for this function.
         unsafe { Memory::__getbuffer__(memory, view, flags) }
     }
@@ -261,7 +261,7 @@ impl Batch {
     fn __repr__(&self) -> String {
         let of = |view: &Arc<View>| format!("{} {:?}", dtype::name(view.dtype), view.shape);
         let content = match &*self.content() {
-            Content::Slot(lease) => lease.views.iter().map(of).collect::<Vec<_>>().join(", "),
+            Content::Slot(lease) => lease.views().map(of).collect::<Vec<_>>().join(", "),
             Content::Device { .. } => "on a device".to_owned(),
             Content::Released(_) => "released".to_owned(),
         };
@@ -287,12 +287,12 @@ impl Lease {
     fn pack<'py>(
         self: &Arc<Self>,
         py: Python<'py>,
-        make: impl Fn(usize) -> PyResult<Bound<'py, PyAny>>,
+        make: impl Fn(&Arc<View>) -> PyResult<Bound<'py, PyAny>>,
     ) -> PyResult<Bound<'py, PyAny>> {
         let mut parts = self.parts.iter().map(|part| match part {
-            Part::One(view) => make(*view),
+            Part::One(view) => make(view),
             Part::Each(views) => {
-                Ok(PyList::new(py, views.clone().map(&make).collect::<PyResult<Vec<_>>>()?)?.into_any())
+                Ok(PyList::new(py, views.iter().map(&make).collect::<PyResult<Vec<_>>>()?)?.into_any())
             }
         });
         match &self.names {
@@ -307,26 +307,25 @@ impl Lease {
     }
 
     pub(crate) fn arrays<'py>(self: &Arc<Self>, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        if let Some(view) = self.views.iter().find(|view| dtype::format(view.dtype).is_none()) {
+        if let Some(view) = self.views().find(|view| dtype::format(view.dtype).is_none()) {
             return Err(dtype::lacking(view.dtype, "use `torch()`"));
         }
-        self.pack(py, |field| self.array(py, field))
+        self.pack(py, |view| self.array(py, view))
     }
 
     pub(crate) fn tensors<'py>(self: &Arc<Self>, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        self.pack(py, |field| self.tensor(py, field))
+        self.pack(py, |view| self.tensor(py, view))
     }
 
     /// The array refers to its `Memory`, and that to the lease. It does not refer to the batch: a program can release the
     /// batch before the array.
-    fn array<'py>(self: &Arc<Self>, py: Python<'py>, field: usize) -> PyResult<Bound<'py, PyAny>> {
-        let memory = Memory::new(self.views[field].clone(), Some(self.clone()), self.readonly);
+    fn array<'py>(self: &Arc<Self>, py: Python<'py>, view: &Arc<View>) -> PyResult<Bound<'py, PyAny>> {
+        let memory = Memory::new(view.clone(), Some(self.clone()), self.readonly);
         ASARRAY.import(py, "numpy", "asarray")?.call1((memory,))
     }
 
     /// As `array`. torch has no tensors for reading only.
-    fn tensor<'py>(self: &Arc<Self>, py: Python<'py>, field: usize) -> PyResult<Bound<'py, PyAny>> {
-        let view = &self.views[field];
+    fn tensor<'py>(self: &Arc<Self>, py: Python<'py>, view: &Arc<View>) -> PyResult<Bound<'py, PyAny>> {
         let memory = Memory::new(view.clone(), Some(self.clone()), false);
         if dtype::format(view.dtype).is_some() {
             let array = ASARRAY.import(py, "numpy", "asarray")?.call1((memory,))?;

@@ -12,7 +12,7 @@ use crate::errors::{self, Failure};
 use crate::foreign::{Identity, is_calling};
 use crate::iterate::{self, Front, Run};
 use crate::lease::{Lease, Names};
-use crate::locked::{LEAVE, Locked};
+use crate::locked::LEAVE;
 
 /// The batches of a loader.
 pub(crate) struct Batches {
@@ -51,25 +51,10 @@ pub(crate) type Shared = iterate::Shared<Batches>;
 pub(crate) type State = iterate::State<Batches>;
 
 impl Batches {
-    /// Refuses a forked process.
-    pub(crate) fn is_not_forked(&self, py: Python<'_>, state: &Locked<State>) -> PyResult<()> {
-        state.check(py, "build the loader after the fork, or start processes by `spawn`")
-    }
-
-    /// Refuses calls from the code of the program that fills a slot of this loader: they would wait for that.
-    fn is_not_reading(&self, py: Python<'_>) -> PyResult<()> {
-        if is_calling(&self.identity) {
-            let message = "code that reads for a loader (`read_into`, `Records.map`, a signal's handler meanwhile) used \
-                           that loader, which would wait for itself";
-            return Err(errors::raise(py, Failure::new("NestedError", message)));
-        }
-        Ok(())
-    }
-
-    /// Same, for calls that only ask: without overlap the loop's thread reads, and a signal's handler may ask in it. No
+    /// As `check`, for calls that only ask: without overlap the loop's thread reads, and a signal's handler may ask in it. No
     /// thread waits for a read with the lock.
     pub(crate) fn may_ask(&self, py: Python<'_>) -> PyResult<()> {
-        if self.overlap { self.is_not_reading(py) } else { Ok(()) }
+        if self.overlap { self.check(py) } else { Ok(()) }
     }
 
     /// Ends the step of the breakdown that the last batch began.
@@ -85,9 +70,16 @@ impl Front for Batches {
     type Item = Arc<Lease>;
     type Own = Progress;
 
-    fn check(&self, py: Python<'_>, state: &Locked<State>) -> PyResult<()> {
-        self.is_not_forked(py, state)?;
-        self.is_not_reading(py)
+    const AFTER_FORK: &'static str = "build the loader after the fork, or start processes by `spawn`";
+
+    /// Refuses calls from the code of the program that fills a slot of this loader: they would wait for that.
+    fn check(&self, py: Python<'_>) -> PyResult<()> {
+        if is_calling(&self.identity) {
+            let message = "code that reads for a loader (`read_into`, `Records.map`, a signal's handler meanwhile) used \
+                           that loader, which would wait for itself";
+            return Err(errors::raise(py, Failure::new("NestedError", message)));
+        }
+        Ok(())
     }
 
     fn reads(&self) -> bool {

@@ -201,12 +201,8 @@ impl Filler {
     /// Fill slots until a call is to be made. False: the loader was closed, or the program is ending.
     fn next(&self, py: Python<'_>) -> bool {
         // Most slots are free already: first try without releasing the GIL. Twice, as a try may only end a fill.
-        for _ in 0..2 * usize::from(self.quick) {
-            match self.go_on(Driven::try_next) {
-                Poll::Ready(true) => return true,
-                Poll::Ready(false) => {}
-                Poll::Pending => break,
-            }
+        if self.quick && (0..2).any(|_| self.go_on(Driven::try_next) == Poll::Ready(true)) {
+            return true;
         }
         detached(py, || {
             let found = self.go_on(|driven| Poll::Ready(driven.next())) == Poll::Ready(true);
@@ -289,5 +285,5 @@ fn lent((out, len): (*mut u8, usize), records: usize, record: &RecordType) -> Me
         (None, 1) => DType::U8,
         (None, _) => DType::U16,
     };
-    Memory::new(Arc::new(View::new(out, len, dtype, shape)), None, false)
+    Memory::new(View::new(out, len, dtype, shape), None, false)
 }

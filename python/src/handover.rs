@@ -24,7 +24,7 @@ use twinbuf::pipe::{self, Driven, Filled, Pipe, Slots};
 
 use crate::errors::{self, Failure};
 use crate::iterate::{self, Front, Loop, Run, Taken};
-use crate::locked::{Locked, check_end, detached, is_over, lock};
+use crate::locked::{check_end, detached, is_over, lock};
 use crate::object::{Object, let_go};
 use crate::report::{self, report};
 
@@ -315,8 +315,9 @@ impl Front for Ahead {
     type Item = Item;
     type Own = Counts;
 
-    fn check(&self, py: Python<'_>, state: &Locked<State>) -> PyResult<()> {
-        state.check(py, "make the iterator in this process")?;
+    const AFTER_FORK: &'static str = "make the iterator in this process";
+
+    fn check(&self, py: Python<'_>) -> PyResult<()> {
         if self.making.replaced.load(Ordering::Relaxed) {
             return Err(iterate::replaced(py));
         }

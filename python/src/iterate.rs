@@ -31,10 +31,14 @@ pub(crate) trait Front: Sized + Send + Sync + 'static {
     /// What the loop receives.
     type Item: Send + 'static;
     /// What else the lock guards.
-    type Own: Default + Send;
+    type Own: Send;
+    /// What to do in place of a call in a forked process.
+    const AFTER_FORK: &'static str;
 
-    /// Refuses calls that would wait for ever.
-    fn check(&self, py: Python<'_>, state: &Locked<State<Self>>) -> PyResult<()>;
+    /// Refuses calls that would wait for ever, other than those in a forked process.
+    fn check(&self, _py: Python<'_>) -> PyResult<()> {
+        Ok(())
+    }
 
     /// Whether asking for an item reads it, also where no wait is wanted.
     fn reads(&self) -> bool {
@@ -93,7 +97,9 @@ pub(crate) trait Front: Sized + Send + Sync + 'static {
     }
 
     /// How long to wait for what is being read, when the last reference is dropped or the program ends.
-    fn limit(&self, ends: bool) -> Duration;
+    fn limit(&self, _ends: bool) -> Duration {
+        LEAVE
+    }
 
     fn close(run: Self::Run, limit: Duration) -> Result<(), Error>;
 }
@@ -303,7 +309,13 @@ impl<F: Front> Shared<F> {
 
     /// Refuses calls that would wait for ever.
     pub(crate) fn check(&self, py: Python<'_>) -> PyResult<()> {
-        self.front.check(py, &self.state)
+        self.is_not_forked(py)?;
+        self.front.check(py)
+    }
+
+    /// Refuses a forked process.
+    pub(crate) fn is_not_forked(&self, py: Python<'_>) -> PyResult<()> {
+        self.state.check(py, F::AFTER_FORK)
     }
 
     /// Returns where the time of a loader or a stream went so far. With the recorder of a loop over items on a device, the

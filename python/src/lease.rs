@@ -1,10 +1,9 @@
 //! The memory of a batch, and its shape in Python.
 
 use std::ffi::{c_int, c_void};
-use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
-use std::{mem, ptr};
+use std::{mem, ptr, slice};
 
 use pyo3::exceptions::PyBufferError;
 use pyo3::ffi;
@@ -19,8 +18,6 @@ use crate::locked::lock;
 /// A batch or a group of tensors that the loop has. Each of its arrays holds a reference to this; the drop of the last
 /// reference frees the slot.
 pub(crate) struct Lease {
-    /// The views of all parts, one part after the other.
-    pub(crate) views: Box<[Arc<View>]>,
     /// The parts: one for each data set of the loader, or one for each tensor of the group.
     pub(crate) parts: Box<[Part]>,
     pub(crate) names: Names,
@@ -40,12 +37,12 @@ pub(crate) enum Names {
     Dict(Arc<[String]>),
 }
 
-/// The views of one data set, by their places in [`Lease::views`].
+/// The views of one data set.
 pub(crate) enum Part {
     /// All records are one view.
-    One(usize),
+    One(Arc<View>),
     /// Each record is a view, because they differ in length.
-    Each(Range<usize>),
+    Each(Box<[Arc<View>]>),
 }
 
 /// Records of one data set, in C order.
@@ -79,13 +76,13 @@ enum Owner {
 }
 
 impl View {
-    pub(crate) fn new(data: *mut u8, bytes: usize, dtype: DType, shape: Box<[isize]>) -> Self {
+    pub(crate) fn new(data: *mut u8, bytes: usize, dtype: DType, shape: Box<[isize]>) -> Arc<Self> {
         // The size is that of a single number, a few bytes, so it fits `isize`.
         let mut byte_strides = vec![dtype.size() as isize; shape.len()].into_boxed_slice();
         for axis in (1..shape.len()).rev() {
             byte_strides[axis - 1] = byte_strides[axis] * shape[axis];
         }
-        Self { data, bytes, dtype, shape, byte_strides }
+        Arc::new(Self { data, bytes, dtype, shape, byte_strides })
     }
 }
 
@@ -172,28 +169,25 @@ impl Lease {
         // A batch is in memory, so the number of its records fits `usize`.
         let plan = batch.plan().clone();
         let records = usize::try_from(plan.len()).unwrap_or(usize::MAX);
-        let (mut views, mut parts) = (Vec::new(), Vec::new());
-        for field in 0..batch.field_count() {
+        let part = |field| {
             let bytes = batch.field::<u8>(field)?;
             let at = data.wrapping_add(bytes.as_ptr().addr() - data.addr());
             let record = batch.field_type(field)?;
-            let (dtype, first) = (dtype::of(record), views.len());
+            let dtype = dtype::of(record);
             let Some(offsets) = batch.offsets(field) else {
                 let shape = dtype::of_records(records, record.shape());
-                views.push(Arc::new(View::new(at, bytes.len(), dtype, shape)));
-                parts.push(Part::One(first));
-                continue;
+                return Ok(Part::One(View::new(at, bytes.len(), dtype, shape)));
             };
-            views.extend(offsets.windows(2).map(|ends| {
+            let views = offsets.windows(2).map(|ends| {
                 let bytes = ends[1] - ends[0];
                 let shape = Box::new([(bytes / dtype.size()) as isize]);
-                Arc::new(View::new(at.wrapping_add(ends[0]), bytes, dtype, shape))
-            }));
-            parts.push(Part::Each(first..views.len()));
-        }
-        let (views, parts, epoch, step) = (views.into(), parts.into(), batch.epoch(), batch.step());
-        let owner = Mutex::new(Owner::Slot(batch));
-        Ok(Self { views, parts, names, epoch, step, records: Some(plan), readonly: false, owner })
+                View::new(at.wrapping_add(ends[0]), bytes, dtype, shape)
+            });
+            Ok(Part::Each(views.collect()))
+        };
+        let parts = (0..batch.field_count()).map(part).collect::<Result<_, Error>>()?;
+        let (epoch, step, owner) = (batch.epoch(), batch.step(), Mutex::new(Owner::Slot(batch)));
+        Ok(Self { parts, names, epoch, step, records: Some(plan), readonly: false, owner })
     }
 
     /// Makes a lease of a group of tensors, with a view for each. The views are read-only, because a group may stay in
@@ -206,13 +200,20 @@ impl Lease {
                 // Return a tensor of an unknown type as bytes, for the caller to decode.
                 None => (DType::U8, vec![bytes.len() as isize].into()),
             };
-            Arc::new(View::new(bytes.as_ptr().cast_mut(), bytes.len(), dtype, shape))
+            Part::One(View::new(bytes.as_ptr().cast_mut(), bytes.len(), dtype, shape))
         };
-        let views: Box<[_]> = group.tensors().map(view).collect();
+        let parts = group.tensors().map(view).collect();
         let names = Names::Dict(group.tensors().map(|tensor| tensor.name().to_owned()).collect());
-        let (parts, epoch) = ((0..views.len()).map(Part::One).collect(), group.pass());
-        let owner = Mutex::new(Owner::Group(group));
-        Self { views, parts, names, epoch, step, records: None, readonly: true, owner }
+        let (epoch, owner) = (group.pass(), Mutex::new(Owner::Group(group)));
+        Self { parts, names, epoch, step, records: None, readonly: true, owner }
+    }
+
+    /// Returns the views of all parts.
+    pub(crate) fn views(&self) -> impl Iterator<Item = &Arc<View>> {
+        self.parts.iter().flat_map(|part| match part {
+            Part::One(view) => slice::from_ref(view),
+            Part::Each(views) => views,
+        })
     }
 
     /// Takes the memory out of its slot, which gets new memory. Returns whether there was enough memory for that, and

@@ -130,7 +130,7 @@ pub(crate) struct Loader {
 impl Loader {
     /// Returns an error in a forked process, and for a call in which the thread would wait for itself.
     fn may_ask(&self, py: Python<'_>) -> PyResult<()> {
-        self.shared.front.is_not_forked(py, &self.shared.state)?;
+        self.shared.is_not_forked(py)?;
         self.shared.front.may_ask(py)
     }
 }

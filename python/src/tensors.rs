@@ -16,7 +16,7 @@ use crate::dtype;
 use crate::errors::{self, Failure};
 use crate::iterate::{Front, Loop, Run, Shared, State};
 use crate::lease::Lease;
-use crate::locked::{LEAVE, Locked, detached};
+use crate::locked::detached;
 use crate::records::read_mode_of;
 use crate::report::Recorder;
 
@@ -97,9 +97,7 @@ impl Front for Groups {
     type Item = Group;
     type Own = u64;
 
-    fn check(&self, py: Python<'_>, state: &Locked<State<Self>>) -> PyResult<()> {
-        state.check(py, "call `stream` after the fork")
-    }
+    const AFTER_FORK: &'static str = "call `stream` after the fork";
 
     fn received(
         &self,
@@ -109,16 +107,12 @@ impl Front for Groups {
         let (number, lease) = (group.number(), Arc::new(Lease::of_group(group, state.own)));
         state.own += 1;
         state.lent(&lease);
-        let (_place, count) = ((lease.epoch, lease.step), lease.views.len());
+        let (_place, count) = ((lease.epoch, lease.step), lease.parts.len());
         Ok(Some(Group { content: Content::Host(lease), _place, number, count }))
     }
 
     fn put_back(&self, state: &mut State<Self>, group: Group, _again: bool) -> Option<Group> {
         state.put_back.replace(group)
-    }
-
-    fn limit(&self, _: bool) -> Duration {
-        LEAVE
     }
 
     fn close(stream: TensorStream, limit: Duration) -> Result<(), Error> {

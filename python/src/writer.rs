@@ -27,7 +27,7 @@ impl Writer {
     fn with<T: Send>(
         &self,
         py: Python<'_>,
-        use_it: impl FnOnce(&mut Option<write::Writer>, &mut Option<String>) -> Option<Result<T, Error>> + Send,
+        use_it: impl FnOnce(&mut Option<write::Writer>, &mut Option<String>) -> Result<Option<T>, Error> + Send,
     ) -> PyResult<T> {
         self.writer.check(py, "make the Writer after the fork")?;
         check_end(py)?;
@@ -37,8 +37,7 @@ impl Writer {
             writer.take_if(|_| self.discarded.load(Ordering::Relaxed));
             used
         });
-        let result = used.ok_or_else(ended)?;
-        result.map_err(|error| errors::loading(py, error))
+        used.map_err(|error| errors::loading(py, error))?.ok_or_else(ended)
     }
 }
 
@@ -71,7 +70,9 @@ impl Writer {
         // SAFETY: `rows` keeps the memory until after the call. Whoever changes it meanwhile changes what is written.
         let bytes = unsafe { bytes.as_ref() };
         let failed = |error: std::io::Error| error.downcast().unwrap_or_else(Error::Spawn);
-        self.with(py, |writer, _| Some(writer.as_mut()?.write_all(bytes).map_err(failed)))
+        self.with(py, |writer, _| {
+            writer.as_mut().map(|writer| writer.write_all(bytes).map_err(failed)).transpose()
+        })
     }
 
     /// Appends the bytes of the first pair. It is taken and written in one step for Python, which runs a signal's handler
@@ -82,13 +83,10 @@ impl Writer {
 
     fn finish(&self, py: Python<'_>) -> PyResult<String> {
         self.with(py, |writer, written| {
-            if written.is_none() {
-                match writer.take()?.finish() {
-                    Ok(found) => *written = Some(found.to_string()),
-                    Err(error) => return Some(Err(error)),
-                }
+            if let Some(writer) = writer.take() {
+                *written = Some(writer.finish()?.to_string());
             }
-            written.clone().map(Ok)
+            Ok(written.clone())
         })
     }
 
