@@ -151,12 +151,11 @@ impl Worker {
         self.fill(|fill| fill.suspend())
     }
 
-    /// The iterable, None if it was collected, a function that replaces an item before it is handed over, and one that
-    /// returns the state of the iterable.
-    fn parts(&self, py: Python<'_>) -> [Option<Py<PyAny>>; 3] {
+    /// The iterable, a function that replaces an item before it is handed over, and one that returns the state of the
+    /// iterable. None if they were collected.
+    fn parts(&self, py: Python<'_>) -> Option<Py<PyAny>> {
         self.used.store(true, Ordering::Relaxed);
-        let Ahead { iterator, send, states, .. } = &self.shared.front;
-        [Some(iterator), send.as_ref(), states.as_ref()].map(|object| object?.get(py))
+        self.shared.front.parts.get(py)
     }
 
     /// Hand over an item, and the state of the iterable after it. Returns whether another one is wanted now, unless this
@@ -191,17 +190,12 @@ impl Worker {
         self.shared.front.making.running.store(false, Ordering::Release);
     }
 
-    /// The iterable, if the loop has left it early; and all that only this thread needs, to be dropped where no frame of
-    /// Rust is below.
-    fn left(&self, py: Python<'_>) -> (Option<Py<PyAny>>, Vec<Py<PyAny>>) {
-        let (front, mut rest) = (&self.shared.front, Vec::new());
-        let is_left = front.is_stopped() && self.used.load(Ordering::Relaxed);
-        let iterator = is_left.then(|| front.iterator.get(py)).flatten();
-        if front.is_stopped() {
-            rest.extend(front.take_made());
-        }
-        rest.extend(front.objects().filter_map(Object::take));
-        (iterator, rest)
+    /// Whether the loop has left early what the thread has used; and all that only this thread needs, to be dropped where no
+    /// frame of Rust is below: the parts, or None if they were collected, and items.
+    fn left(&self) -> (bool, Option<Py<PyAny>>, Vec<Py<PyAny>>) {
+        let front = &self.shared.front;
+        let items = if front.is_stopped() { front.take_made().collect() } else { Vec::new() };
+        (front.is_stopped() && self.used.load(Ordering::Relaxed), front.parts.take(), items)
     }
 }
 
@@ -228,10 +222,10 @@ impl Thread {
 
     /// Where the time of all iterations went so far.
     fn report(&self, py: Python<'_>, name: &str) -> PyResult<Py<PyAny>> {
-        let found = match self.0.shared.get().and_then(Weak::upgrade) {
-            Some(shared) => shared.state.ask(py, |state| shared.front.report(state))?,
-            None => lock(&self.0.total).clone(),
-        };
+        let own = |state: &mut State| state.run.report().map(|own| lock(&self.0.total).then(own));
+        let shared = self.0.shared.get().and_then(Weak::upgrade);
+        let found = shared.map(|shared| shared.state.ask(py, own)).transpose()?.flatten();
+        let found = found.unwrap_or_else(|| lock(&self.0.total).clone());
         report(py, &found, &report::Loop { name, ..Default::default() })
     }
 
@@ -256,18 +250,16 @@ impl Thread {
     }
 }
 
-/// The items that a thread makes, as a front: the iterable, and the functions that are called for its items. It has the
-/// only reference to each of these Python objects; [`Items`] reports them to the garbage collector.
+/// The items that a thread makes, as a front: the iterable, and the functions that are called for its items. [`Items`]
+/// reports them to the garbage collector.
 pub(crate) struct Ahead {
     /// Items that the loop has yet to receive, in order, those that were put back too. The slots of the ring are empty:
     /// the ring only counts the items, because the garbage collector cannot look into it. A thread locks this for a few
     /// instructions. It runs no Python code while it has the lock.
     made: Mutex<VecDeque<Item>>,
-    iterator: Object,
-    /// A function that replaces an item before it is handed over: it sends it to the device, or makes tensors of arrays.
-    send: Option<Object>,
-    /// A function that returns the state of the iterable.
-    states: Option<Object>,
+    /// A tuple: the iterable; a function that replaces an item before it is handed over, as it sends it to the device or makes
+    /// tensors of arrays, or None; a function that returns the state of the iterable, or None.
+    parts: Object,
     making: Arc<Making>,
     /// `true` for the rounds of `generate`, which end with an error. Other iterables may go on after an error.
     rounds: bool,
@@ -290,10 +282,6 @@ type Shared = iterate::Shared<Ahead>;
 type State = iterate::State<Ahead>;
 
 impl Ahead {
-    fn objects(&self) -> impl Iterator<Item = &Object> {
-        iter::once(&self.iterator).chain(&self.send).chain(&self.states)
-    }
-
     /// Takes the items that nobody will receive. Their drop may run Python code, so the lock is free by then.
     fn take_made(&self) -> impl Iterator<Item = Py<PyAny>> {
         let made = mem::take(&mut *lock(&self.made));
@@ -302,11 +290,6 @@ impl Ahead {
 
     fn is_stopped(&self) -> bool {
         self.making.stop.load(Ordering::Relaxed)
-    }
-
-    fn report(&self, state: &State) -> twinbuf::Report {
-        let total = lock(&self.making.total);
-        state.run.report().map_or_else(|| total.clone(), |own| total.then(own))
     }
 }
 
@@ -382,7 +365,7 @@ impl Front for Ahead {
             let mut total = lock(&self.making.total);
             *total = total.then(pipe.report());
             drop(total);
-            let _ = Self::close(pipe, Duration::ZERO);
+            let _ = pipe.close_timeout(Duration::ZERO);
         }
     }
 
@@ -417,7 +400,7 @@ impl Front for Ahead {
 pub(crate) struct Items {
     items: Loop<Ahead>,
     /// What the thread drives, until the thread takes it; the loop's thread without overlap.
-    worker: Mutex<Option<Py<Worker>>>,
+    driven: Mutex<Option<Driven<Slots<(), ()>>>>,
 }
 
 #[pymethods]
@@ -445,8 +428,7 @@ impl Items {
     ) -> PyResult<Self> {
         check_end(py)?;
         let making = thread.map_or_else(Arc::default, |thread| thread.get().0.clone());
-        let object = |object: Py<PyAny>| Object::new(object.bind(py));
-        let (iterator, send, states) = (object(iterator.into_any()), send.map(object), states.map(object));
+        let parts = Object::new((iterator, send, states).into_pyobject(py)?.as_any());
         let all = rounds.unwrap_or(u64::MAX);
         let asked = if lockstep { 0 } else { all };
         let builder = pipe::builder(vec![(); depth]).driven().overlap(overlap);
@@ -456,20 +438,15 @@ impl Items {
         let builder = trace.into_iter().fold(builder, |builder, path| builder.trace(path));
         let mut pipe = detached(py, || builder.build()).map_err(|error| errors::loading(py, error))?;
         pipe.begin(epoch, (0..all).map(|_| ()), 0);
-        let driven = pipe.driven().pop();
+        let driven = Mutex::new(pipe.driven().pop());
         let (made, rounds) = (Mutex::default(), rounds.is_some());
-        let front = Ahead { made, iterator, send, states, making, rounds, place };
+        let front = Ahead { made, parts, making, rounds, place };
         let run = Run::Running(pipe::Items::owned(pipe));
         let shared = iterate::Shared::new(front, name, run, Counts { asked, ..Counts::default() });
         shared.front.making.shared.get_or_init(|| Arc::downgrade(&shared));
-        let worker = driven.map(|driven| {
-            let (driven, shared) = (Mutex::new(Some(driven)), shared.clone());
-            Py::new(py, Worker { driven, shared, used: AtomicBool::new(false) })
-        });
-        let worker = worker.transpose()?;
         let items = Loop::new(shared, None);
         items.begin(py, |state| Ok(state.iteration))?;
-        Ok(Self { items, worker: Mutex::new(worker) })
+        Ok(Self { items, driven })
     }
 
     fn __iter__(slf: Py<Self>) -> Py<Self> {
@@ -503,8 +480,9 @@ impl Items {
     }
 
     /// What the thread drives. It is handed out once.
-    fn worker(&self) -> Option<Py<Worker>> {
-        lock(&self.worker).take()
+    fn worker(&self) -> Option<Worker> {
+        let driven = Mutex::new(Some(lock(&self.driven).take()?));
+        Some(Worker { driven, shared: self.items.shared.clone(), used: AtomicBool::new(false) })
     }
 
     /// End the thread as soon as it is out of the iterable. What it has made is dropped.
@@ -543,7 +521,7 @@ impl Items {
 
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
         let front = &self.items.shared.front;
-        front.objects().try_for_each(|object| object.traverse(&visit))?;
+        front.parts.traverse(&visit)?;
         visit.call(&front.place)?;
         // If another thread holds this lock, do not report the items: the collector then keeps them until its next run.
         front.made.try_lock().map_or(Ok(()), |made| {
@@ -558,7 +536,7 @@ impl Items {
     fn __clear__(&self, py: Python<'_>) {
         let front = &self.items.shared.front;
         front.making.stop.store(true, Ordering::Relaxed);
-        let_go(py, front.objects().filter_map(Object::take).chain(front.take_made()));
+        let_go(py, front.parts.take().into_iter().chain(front.take_made()));
     }
 }
 
@@ -570,7 +548,7 @@ impl Drop for Items {
             let front = &self.items.shared.front;
             // If no thread runs, only this call can drop them.
             if !front.making.running.load(Ordering::Relaxed) {
-                let_go(py, front.objects().filter_map(Object::take));
+                let_go(py, front.parts.take());
             }
         });
     }

@@ -247,9 +247,9 @@ def _drive(of: weakref.ref[_Items[Any]], context: contextvars.Context, modes: li
 def _make(worker: _Worker, only: bool = False) -> Any:
     """Make items while they are wanted. What they refer to is free again before the thread waits."""
     try:
-        iterator, send, states = worker.parts()
-        if iterator is None:  # collected
+        if (parts := worker.parts()) is None:  # collected
             return worker.end()
+        iterator, send, states = parts
         more = True
         while more:
             item = next(iterator, worker)
@@ -266,13 +266,13 @@ def _make(worker: _Worker, only: bool = False) -> Any:
 def _close(worker: _Worker) -> None:
     """Close a generator that was left early, in the thread that ran it, and drop what the thread has."""
     _closing.add(threading.current_thread())
-    iterator, rest = worker.left()
-    if isinstance(iterator, GeneratorType):
+    is_left, parts, items = worker.left()
+    if is_left and parts is not None and isinstance(parts[0], GeneratorType):
         try:
-            iterator.close()
+            parts[0].close()
         except Exception:
             logging.getLogger("twinbuf").exception("prefetch: closing a generator failed")
-    del rest
+    del parts, items
 
 
 def _fill(worker: _Filler) -> None:
