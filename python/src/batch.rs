@@ -8,13 +8,12 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use pyo3::exceptions::{PyBufferError, PyTypeError, PyValueError};
 use pyo3::ffi;
 use pyo3::prelude::*;
-use pyo3::sync::PyOnceLock;
-use pyo3::types::{IntoPyDict, PyDict, PyList, PyTuple};
+use pyo3::types::{IntoPyDict, PyDict};
 use pyo3::{IntoPyObjectExt, PyTraverseError, PyVisit};
 use twinbuf::BatchIndices;
 
 use crate::dtype;
-use crate::lease::{Lease, Memory, Names, Part, View};
+use crate::lease::{Lease, Memory, Part, View};
 use crate::locked::lock;
 use crate::number::indices;
 
@@ -99,11 +98,11 @@ impl Batch {
         drop(old);
     }
 
-    /// Returns the lease and its view if the batch is one array, and otherwise an error that names the methods to use.
-    fn only(&self) -> PyResult<(Arc<Lease>, Arc<View>)> {
+    /// Returns the memory if the batch is one array, and otherwise an error that names the methods to use.
+    fn only(&self) -> PyResult<Memory> {
         let lease = self.lease()?;
         match &lease.parts[..] {
-            [Part::One(view)] => Ok((lease.clone(), view.clone())),
+            [Part::One(view)] => Ok(Memory::new(view.clone(), Some(lease.clone()), false)),
             [_] => Err(PyBufferError::new_err("the records differ in length: use `numpy()` or `torch()`")),
             parts => Err(PyBufferError::new_err(format!(
                 "the batch is {} arrays, of as many data sets: use `numpy()` or `torch()`",
@@ -231,10 +230,10 @@ impl Batch {
         if dl_device.is_some_and(|device| device != HOST) || copy == Some(true) {
             return Err(PyBufferError::new_err("a batch is exported without a copy, in host memory"));
         }
-        let (lease, view) = self.only()?;
-        let array = match dtype::format(view.dtype) {
-            Some(_) => lease.array(py, &view)?,
-            None => lease.tensor(py, &view)?, // numpy lacks it
+        let memory = self.only()?;
+        let array = match dtype::format(memory.view.dtype) {
+            Some(_) => memory.array(py)?,
+            None => memory.tensor(py)?, // numpy lacks it
         };
         array.call_method("__dlpack__", (), Some(&options))
     }
@@ -252,8 +251,7 @@ impl Batch {
     unsafe fn __getbuffer__(slf: Bound<'_, Self>, view: *mut ffi::Py_buffer, flags: c_int) -> PyResult<()> {
         // Relaxed: the lock of the content, which `only` and `release` take, orders it.
         slf.get().exported.store(true, Ordering::Relaxed);
-        let (lease, found) = slf.get().only()?;
-        let memory = Bound::new(slf.py(), Memory::new(found, Some(lease), false))?;
+        let memory = Bound::new(slf.py(), slf.get().only()?)?;
         // SAFETY: as for this function.
         unsafe { Memory::__getbuffer__(memory, view, flags) }
     }
@@ -275,67 +273,5 @@ impl Batch {
     }
 }
 
-static ASARRAY: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
-static FROM_NUMPY: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
-
 /// Host memory in DLPack's terms: `kDLCPU`, device 0.
 const HOST: (i32, i32) = (1, 0);
-
-impl Lease {
-    /// Calls `make` for each view. Each data set becomes one object, or a list of objects if its records differ in
-    /// length; `names` puts them into a tuple or a dict.
-    fn pack<'py>(
-        self: &Arc<Self>,
-        py: Python<'py>,
-        make: impl Fn(&Arc<View>) -> PyResult<Bound<'py, PyAny>>,
-    ) -> PyResult<Bound<'py, PyAny>> {
-        let mut parts = self.parts.iter().map(|part| match part {
-            Part::One(view) => make(view),
-            Part::Each(views) => {
-                Ok(PyList::new(py, views.iter().map(&make).collect::<PyResult<Vec<_>>>()?)?.into_any())
-            }
-        });
-        match &self.names {
-            Names::One => parts.next().unwrap_or_else(|| Ok(py.None().into_bound(py))),
-            Names::Tuple => Ok(PyTuple::new(py, parts.collect::<PyResult<Vec<_>>>()?)?.into_any()),
-            Names::Dict(names) => {
-                let dict = PyDict::new(py);
-                names.iter().zip(parts).try_for_each(|(name, part)| dict.set_item(name, part?))?;
-                Ok(dict.into_any())
-            }
-        }
-    }
-
-    pub(crate) fn arrays<'py>(self: &Arc<Self>, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        if let Some(view) = self.views().find(|view| dtype::format(view.dtype).is_none()) {
-            return Err(dtype::lacking(view.dtype, "use `torch()`"));
-        }
-        self.pack(py, |view| self.array(py, view))
-    }
-
-    pub(crate) fn tensors<'py>(self: &Arc<Self>, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        self.pack(py, |view| self.tensor(py, view))
-    }
-
-    /// The array refers to its `Memory`, and that to the lease. It does not refer to the batch: a program can release the
-    /// batch before the array.
-    fn array<'py>(self: &Arc<Self>, py: Python<'py>, view: &Arc<View>) -> PyResult<Bound<'py, PyAny>> {
-        let memory = Memory::new(view.clone(), Some(self.clone()), self.readonly);
-        ASARRAY.import(py, "numpy", "asarray")?.call1((memory,))
-    }
-
-    /// As `array`. torch has no tensors for reading only.
-    fn tensor<'py>(self: &Arc<Self>, py: Python<'py>, view: &Arc<View>) -> PyResult<Bound<'py, PyAny>> {
-        let memory = Memory::new(view.clone(), Some(self.clone()), false);
-        if dtype::format(view.dtype).is_some() {
-            let array = ASARRAY.import(py, "numpy", "asarray")?.call1((memory,))?;
-            return FROM_NUMPY.import(py, "torch", "from_numpy")?.call1((array,));
-        }
-        let (torch, shape) = (py.import("torch")?, PyTuple::new(py, &view.shape)?);
-        let dtype = [("dtype", torch.getattr(dtype::name(view.dtype))?)].into_py_dict(py)?;
-        match view.bytes {
-            0 => torch.call_method("empty", (shape,), Some(&dtype)), // torch refuses memory of no bytes
-            _ => torch.call_method("frombuffer", (memory,), Some(&dtype))?.call_method1("view", (shape,)),
-        }
-    }
-}

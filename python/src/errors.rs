@@ -245,8 +245,7 @@ pub(crate) fn in_python(text: &str) -> String {
             return name.to_string();
         }
         match part.strip_suffix(')').and_then(|call| call.split_once('(')) {
-            Some(("depth", depth)) => format!("depth={depth}"),
-            Some(("workers", workers)) => format!("workers={workers}"),
+            Some((option @ ("depth" | "workers"), number)) => format!("{option}={number}"),
             Some(("overlap", on)) => format!("overlap={}", if on == "true" { "True" } else { "False" }),
             _ => part.replace("::", "."),
         }

@@ -160,7 +160,6 @@ impl Worker {
 
     /// Hand over an item, and the state of the iterable after it. Returns whether another one is wanted now, unless this
     /// was to be the only one.
-    #[pyo3(signature = (item, state=None, only=false))]
     fn answer(&self, item: Py<PyAny>, state: Option<Py<PyAny>>, only: bool) -> bool {
         lock(&self.shared.front.made).push_back(Item { item, state });
         self.fill(|fill| fill.commit(0));
@@ -230,7 +229,6 @@ impl Thread {
     }
 
     /// Wait for its end, if it was started, for at most so many seconds. Returns whether it ended.
-    #[pyo3(signature = (timeout=None))]
     fn join(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<bool> {
         let since = Instant::now();
         // SeqCst: see `Worker::next`. It includes Acquire: the caller uses the iterable next, and must see the thread's

@@ -8,6 +8,8 @@ use std::{mem, ptr, slice};
 use pyo3::exceptions::PyBufferError;
 use pyo3::ffi;
 use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
+use pyo3::types::{IntoPyDict, PyDict, PyList, PyTuple};
 use twinbuf::mmap::{Buffer, DType};
 use twinbuf::stream::Group;
 use twinbuf::{BatchIndices, Error};
@@ -89,7 +91,7 @@ impl View {
 /// Lends a view to numpy, torch or a data set of the program, by the buffer protocol.
 #[pyclass(frozen, module = "twinbuf._twinbuf")]
 pub(crate) struct Memory {
-    view: Arc<View>,
+    pub(crate) view: Arc<View>,
     /// The owner. `None`: the memory is lent for one call of `read_into`, and `Filler::is_returned` finds out whether a
     /// buffer outlived it.
     _lease: Option<Arc<Lease>>,
@@ -101,6 +103,28 @@ pub(crate) struct Memory {
 impl Memory {
     pub(crate) fn new(view: Arc<View>, lease: Option<Arc<Lease>>, readonly: bool) -> Self {
         Self { view, _lease: lease, readonly, exports: AtomicUsize::new(0) }
+    }
+
+    /// The array refers to this, and this to the lease. It does not refer to the batch: a program can release the batch
+    /// before the array.
+    pub(crate) fn array(self, py: Python<'_>) -> PyResult<Bound<'_, PyAny>> {
+        static ASARRAY: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
+        ASARRAY.import(py, "numpy", "asarray")?.call1((self,))
+    }
+
+    /// As `array`.
+    pub(crate) fn tensor(self, py: Python<'_>) -> PyResult<Bound<'_, PyAny>> {
+        static FROM_NUMPY: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
+        let view = self.view.clone();
+        if dtype::format(view.dtype).is_some() {
+            return FROM_NUMPY.import(py, "torch", "from_numpy")?.call1((self.array(py)?,));
+        }
+        let (torch, shape) = (py.import("torch")?, PyTuple::new(py, &view.shape)?);
+        let dtype = [("dtype", torch.getattr(dtype::name(view.dtype))?)].into_py_dict(py)?;
+        match view.bytes {
+            0 => torch.call_method("empty", (shape,), Some(&dtype)), // torch refuses memory of no bytes
+            _ => torch.call_method("frombuffer", (self,), Some(&dtype))?.call_method1("view", (shape,)),
+        }
     }
 }
 
@@ -232,5 +256,43 @@ impl Lease {
         };
         *owner = now;
         left
+    }
+
+    /// Calls `make` with the memory of each view. Each data set becomes one object, or a list of objects if its records differ
+    /// in length; `names` puts them into a tuple or a dict.
+    fn pack<'py>(
+        self: &Arc<Self>,
+        py: Python<'py>,
+        readonly: bool,
+        make: impl Fn(Memory, Python<'py>) -> PyResult<Bound<'py, PyAny>>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let made = |view: &Arc<View>| make(Memory::new(view.clone(), Some(self.clone()), readonly), py);
+        let mut parts = self.parts.iter().map(|part| match part {
+            Part::One(view) => made(view),
+            Part::Each(views) => {
+                Ok(PyList::new(py, views.iter().map(made).collect::<PyResult<Vec<_>>>()?)?.into_any())
+            }
+        });
+        match &self.names {
+            Names::One => parts.next().unwrap_or_else(|| Ok(py.None().into_bound(py))),
+            Names::Tuple => Ok(PyTuple::new(py, parts.collect::<PyResult<Vec<_>>>()?)?.into_any()),
+            Names::Dict(names) => {
+                let dict = PyDict::new(py);
+                names.iter().zip(parts).try_for_each(|(name, part)| dict.set_item(name, part?))?;
+                Ok(dict.into_any())
+            }
+        }
+    }
+
+    pub(crate) fn arrays<'py>(self: &Arc<Self>, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        if let Some(view) = self.views().find(|view| dtype::format(view.dtype).is_none()) {
+            return Err(dtype::lacking(view.dtype, "use `torch()`"));
+        }
+        self.pack(py, self.readonly, Memory::array)
+    }
+
+    /// The tensors. torch has none for reading only.
+    pub(crate) fn tensors<'py>(self: &Arc<Self>, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        self.pack(py, false, Memory::tensor)
     }
 }

@@ -139,7 +139,6 @@ impl Loader {
 impl Loader {
     /// ``slots``: addresses of memory for the slots, and what owns it.
     #[new]
-    #[pyo3(signature = (plan, options, slots=None))]
     fn new(
         py: Python<'_>,
         plan: Py<Plan>,
@@ -210,7 +209,6 @@ impl Loader {
     }
 
     /// The batches of these epochs, or of the next one. ``single``: of one that was asked for alone.
-    #[pyo3(signature = (timeout, epochs=None, single=true))]
     fn _epochs(
         slf: &Bound<'_, Self>,
         timeout: Option<f64>,
@@ -324,7 +322,6 @@ impl Loader {
     }
 
     /// Where the time went so far. ``recorder``: that of the loop, if batches are sent to a device.
-    #[pyo3(signature = (recorder=None))]
     fn _report(&self, py: Python<'_>, recorder: Option<&Recorder>) -> PyResult<Py<PyAny>> {
         self.may_ask(py)?;
         let breakdown = &self.shared.front.breakdown;

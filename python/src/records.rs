@@ -182,7 +182,6 @@ fn resize<T: Default + Clone>(all: &mut Vec<T>, len: usize) -> PyResult<()> {
 impl Records {
     /// ``base``: the same records before the last step.
     #[new]
-    #[pyo3(signature = (how, base=None))]
     fn new(py: Python<'_>, how: How, base: Option<&Self>) -> PyResult<Self> {
         let files = base.map_or_else(|| how.open(py), |base| Ok(base.files.clone()))?;
         let (mut types, mut steps, plain) = (vec![files.record()?], Vec::new(), how.steps.is_empty());

@@ -92,7 +92,6 @@ pub(crate) struct Recorder(pub(crate) Mutex<LoopRecorder>);
 impl Recorder {
     /// ``workers``: the items come from threads or processes of the iterable.
     #[new]
-    #[pyo3(signature = (*, name="", trace=None, workers=false))]
     pub(crate) fn new(py: Python<'_>, name: &str, trace: Option<PathBuf>, workers: bool) -> PyResult<Self> {
         let name = Some(name).filter(|name| !name.is_empty());
         let recorder = LoopRecorder::new(name, trace.map(Trace::new), workers);

@@ -191,7 +191,6 @@ impl Stream {
     }
 
     /// Where the time went so far. ``recorder``: that of the loop, if groups are sent to a device.
-    #[pyo3(signature = (recorder=None))]
     fn _report(&self, py: Python<'_>, recorder: Option<&Recorder>) -> PyResult<Py<PyAny>> {
         self.shared.check(py)?;
         self.shared.report(py, recorder, String::new())
