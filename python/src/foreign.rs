@@ -93,7 +93,15 @@ impl Call {
         let object = object.ok_or_else(|| PyRuntimeError::new_err("the loader was collected"))?;
         match &self.work {
             Work::Read { batch, record, out } => {
-                let lent = Bound::new(py, lent(*out, usize::try_from(batch.len())?, record))?;
+                let ((start, len), element) = (*out, dtype::of(record));
+                // If the buffer protocol has no format for a type, lend unsigned integers of the same size.
+                let dtype = match (dtype::format(element), element.size()) {
+                    (Some(_), _) => element,
+                    (None, 1) => DType::U8,
+                    (None, _) => DType::U16,
+                };
+                let shape = dtype::of_records(usize::try_from(batch.len())?, record.shape());
+                let lent = Bound::new(py, Memory::new(View::new(start, len, dtype, shape), None, false))?;
                 let view = PyMemoryView::from(&lent)?;
                 let arguments = (object, bytes_of(py, batch)?, &view).into_pyobject(py)?;
                 Ok((arguments, Some((view.unbind(), lent.unbind()))))
@@ -274,16 +282,4 @@ impl Filler {
             calling.retain(|&loader| loader != Arc::as_ptr(&self.loader).addr());
         });
     }
-}
-
-/// Returns a slot that is being filled as a buffer, for `read_into`.
-fn lent((out, len): (*mut u8, usize), records: usize, record: &RecordType) -> Memory {
-    let (shape, element) = (dtype::of_records(records, record.shape()), dtype::of(record));
-    // If the buffer protocol has no format for a type, lend unsigned integers of the same size.
-    let dtype = match (dtype::format(element), element.size()) {
-        (Some(_), _) => element,
-        (None, 1) => DType::U8,
-        (None, _) => DType::U16,
-    };
-    Memory::new(View::new(out, len, dtype, shape), None, false)
 }

@@ -80,16 +80,6 @@ impl Files {
         }
     }
 
-    /// Returns the type of a record in the files; of the longest one, if they differ in length.
-    fn record(&self) -> PyResult<RecordType> {
-        let data = self.data_set();
-        let record = match data.element() {
-            Some((dtype, shape)) => RecordType::new(dtype, shape).map_err(wrong)?,
-            None => RecordType::bytes(data.record_bytes()),
-        };
-        Ok(if let Self::Ragged(_) = self { record.ragged() } else { record })
-    }
-
     fn data_set(&self) -> Box<dyn Dataset> {
         match self {
             Self::Fixed(records) => Box::new(records.clone()),
@@ -184,14 +174,22 @@ impl Records {
     #[new]
     fn new(py: Python<'_>, how: How, base: Option<&Self>) -> PyResult<Self> {
         let files = base.map_or_else(|| how.open(py), |base| Ok(base.files.clone()))?;
-        let (mut types, mut steps, plain) = (vec![files.record()?], Vec::new(), how.steps.is_empty());
+        let data = files.data_set();
+        let record = match data.element() {
+            Some((dtype, shape)) => RecordType::new(dtype, shape).map_err(wrong)?,
+            None => RecordType::bytes(data.record_bytes()),
+        };
+        // Of the longest record, if they differ in length.
+        let record = if let Files::Ragged(_) = files { record.ragged() } else { record };
+        let (mut types, mut steps, plain) = (vec![record], Vec::new(), how.steps.is_empty());
         for change in how.steps {
             let record = &types[steps.len()];
             let from = dtype::of(record);
             let step = match change {
                 Change::Map(..) if dtype::format(from).is_none() => return Err(dtype::no_array(from)),
                 Change::Map(function, to, shape) => {
-                    Step::map(function.bind(py), record.clone(), dtype::record(&to, &shape)?)
+                    let (object, to) = (Object::new(function.bind(py)), dtype::record(&to, &shape)?);
+                    Step::Map(Arc::new(Function { object: Arc::new(object), from: record.clone(), to }))
                 }
                 Change::To(_, Some(channels)) => Step::Normal(normal(record, from, channels)?),
                 Change::To(name, None) => match dtype::parse(&name)? {
@@ -393,11 +391,6 @@ impl Step {
         let (there, from, to) = (dtype::names(can), dtype::name(from), dtype::name(to));
         let line = format!("dtype: wanted {there} for records of {from}, found {to}: {way} for another type");
         Err(PyTypeError::new_err(line))
-    }
-
-    pub(crate) fn map(function: &Bound<'_, PyAny>, from: RecordType, to: RecordType) -> Self {
-        let object = Arc::new(Object::new(function));
-        Self::Map(Arc::new(Function { object, from, to }))
     }
 
     /// Returns a copy of the step with its own reference to the Python object.

@@ -120,16 +120,6 @@ impl Front for Groups {
     }
 }
 
-impl State<Groups> {
-    /// Begins a pass, and returns its number.
-    fn begin(&mut self) -> Result<u64, Error> {
-        self.end_iteration(false);
-        let pass = self.run.take().map(TensorStream::into_pass);
-        (self.run, self.own) = (pass.map_or(Run::Closed, Run::Running), 0);
-        Ok(self.iteration)
-    }
-}
-
 /// The class `Stream` derives from this one.
 #[pyclass(frozen, weakref, subclass, module = "twinbuf._twinbuf", name = "_Stream")]
 pub(crate) struct Stream {
@@ -236,7 +226,12 @@ impl PassOfGroups {
     }
 
     fn __next__(&self, py: Python<'_>) -> PyResult<Option<Group>> {
-        self.0.begin(py, State::<Groups>::begin)?;
+        self.0.begin(py, |state| {
+            state.end_iteration(false);
+            let pass = state.run.take().map(TensorStream::into_pass);
+            (state.run, state.own) = (pass.map_or(Run::Closed, Run::Running), 0);
+            Ok(state.iteration)
+        })?;
         self.0.next(py)
     }
 }
