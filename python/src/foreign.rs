@@ -26,18 +26,12 @@ use crate::locked::{check_end, detached, lock};
 use crate::number::bytes_of;
 use crate::object::Object;
 
-/// A call of the program's code.
-pub(crate) struct Call {
-    /// A data set or a function.
-    pub(crate) object: Arc<Object>,
-    pub(crate) work: Work,
-}
-
-pub(crate) enum Work {
+/// A call of the program's code: of a data set or a function.
+pub(crate) enum Call {
     /// `read_into` with these records, into this memory of a slot.
-    Read { batch: BatchIndices, record: RecordType, out: (*mut u8, usize) },
+    Read { object: Arc<Object>, batch: BatchIndices, record: RecordType, out: (*mut u8, usize) },
     /// A function with each of some records, and its seed.
-    Map { records: Vec<u8>, seeds: Vec<u64>, types: [RecordType; 2] },
+    Map { object: Arc<Object>, records: Vec<u8>, seeds: Vec<u64>, types: [RecordType; 2] },
 }
 
 // SAFETY: the memory belongs to a fill that was put off, so nothing else uses it before the call was answered.
@@ -89,10 +83,10 @@ pub(crate) fn is_calling(loader: &Arc<Identity>) -> bool {
 impl Call {
     /// Returns the arguments of `_drive.made_by`, and the view of a slot among them.
     pub(crate) fn arguments<'py>(&self, py: Python<'py>) -> PyResult<(Bound<'py, PyTuple>, Option<Lending>)> {
-        let object = self.object.get(py);
-        let object = object.ok_or_else(|| PyRuntimeError::new_err("the loader was collected"))?;
-        match &self.work {
-            Work::Read { batch, record, out } => {
+        let (Self::Read { object, .. } | Self::Map { object, .. }) = self;
+        let object = object.get(py).ok_or_else(|| PyRuntimeError::new_err("the loader was collected"))?;
+        match self {
+            Self::Read { batch, record, out, .. } => {
                 let ((start, len), element) = (*out, dtype::of(record));
                 // If the buffer protocol has no format for a type, lend unsigned integers of the same size.
                 let dtype = match (dtype::format(element), element.size()) {
@@ -106,7 +100,7 @@ impl Call {
                 let arguments = (object, bytes_of(py, batch)?, &view).into_pyobject(py)?;
                 Ok((arguments, Some((view.unbind(), lent.unbind()))))
             }
-            Work::Map { records, seeds, types } => {
+            Self::Map { records, seeds, types, .. } => {
                 let [from, to] = types.each_ref().map(|record| {
                     // As many elements as there are bytes for, if records differ in length.
                     let ragged = record.is_ragged().then(|| vec![-1]);
@@ -152,13 +146,11 @@ impl Dataset for PythonData {
     }
 
     fn read(&mut self, batch: &BatchIndices, out: &mut [u8]) -> Result<usize, BoxError> {
-        let call = || Call {
+        let call = || Call::Read {
             object: self.object.clone(),
-            work: Work::Read {
-                batch: batch.clone(),
-                record: self.record.clone(),
-                out: (out.as_mut_ptr(), out.len()),
-            },
+            batch: batch.clone(),
+            record: self.record.clone(),
+            out: (out.as_mut_ptr(), out.len()),
         };
         answer_to(call).map(|_| out.len())
     }

@@ -17,7 +17,7 @@ use twinbuf::{BoxError, Dataset, LastBatch};
 
 use crate::dtype;
 use crate::errors::{self, Failure};
-use crate::foreign::{Call, Work, answer_to, up_to_call};
+use crate::foreign::{Call, answer_to, up_to_call};
 use crate::locked::detached;
 use crate::number::List;
 use crate::object::{Object, let_go};
@@ -427,13 +427,11 @@ impl RecordTransform for Step {
             Self::Normal(transform) => RecordTransform::apply(transform, records, out, context),
             Self::Map(function) => {
                 let Function { object, from, to } = &**function;
-                let call = || Call {
+                let call = || Call::Map {
                     object: object.clone(),
-                    work: Work::Map {
-                        records: records.to_vec(),
-                        seeds: context.records().map(|record| record.seed).collect(),
-                        types: [from.clone(), to.clone()],
-                    },
+                    records: records.to_vec(),
+                    seeds: context.records().map(|record| record.seed).collect(),
+                    types: [from.clone(), to.clone()],
                 };
                 let made = answer_to(call)?;
                 if made.len() != out.len() {

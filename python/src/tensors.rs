@@ -14,7 +14,7 @@ use twinbuf::stream::TensorStream;
 
 use crate::dtype;
 use crate::errors::{self, Failure};
-use crate::iterate::{Front, Loop, Run, Shared, State};
+use crate::iterate::{Found, Front, Loop, Run, Shared, State};
 use crate::lease::Lease;
 use crate::locked::detached;
 use crate::records::read_mode_of;
@@ -99,11 +99,7 @@ impl Front for Groups {
 
     const AFTER_FORK: &'static str = "call `stream` after the fork";
 
-    fn received(
-        &self,
-        state: &mut State<Self>,
-        group: twinbuf::stream::Group,
-    ) -> Result<Option<Group>, Error> {
+    fn received(&self, state: &mut State<Self>, group: Found<Self>) -> Result<Option<Group>, Error> {
         let (number, lease) = (group.number(), Arc::new(Lease::of_group(group, state.own)));
         state.own += 1;
         state.lent(&lease);
