@@ -185,9 +185,9 @@ impl State {
         )
     }
 
-    /// Begins an iteration over these epochs, or over what a loaded state leaves of them, and returns its number. If it
-    /// is over a single epoch and the state belongs to another one, it covers the whole epoch.
-    pub(crate) fn begin(&mut self, epochs: Range<u64>, single: bool) -> Result<u64, Error> {
+    /// Begins an iteration over these epochs, or over what a loaded state leaves of them. If it is over a single epoch and
+    /// the state belongs to another one, it covers the whole epoch.
+    pub(crate) fn begin(&mut self, epochs: Range<u64>, single: bool) -> Result<(), Error> {
         let origin = self.origin(&epochs, single);
         self.end_iteration(false);
         self.own.again = None;
@@ -195,10 +195,10 @@ impl State {
         let start = origin.as_ref().map_or(epochs.start, Checkpoint::epoch);
         if start >= epochs.end {
             // No epoch is left to iterate over: keep the position.
-            return Ok(self.iteration);
+            return Ok(());
         }
         (self.own.before, self.own.resume) = (None, None);
-        self.start(origin.as_ref(), epochs).map(|()| self.iteration)
+        self.start(origin.as_ref(), epochs)
     }
 
     fn start(&mut self, from: Option<&Checkpoint>, epochs: Range<u64>) -> Result<(), Error> {

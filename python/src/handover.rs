@@ -443,7 +443,7 @@ impl Items {
         let shared = iterate::Shared::new(front, name, run, Counts { asked, ..Counts::default() });
         shared.front.making.shared.get_or_init(|| Arc::downgrade(&shared));
         let items = Loop::new(shared, None);
-        items.begin(py, |state| Ok(state.iteration))?;
+        items.begin(py, |_| Ok(()))?;
         Ok(Self { items, driven })
     }
 

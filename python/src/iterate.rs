@@ -419,11 +419,11 @@ impl<F: Front> Loop<F> {
         Self { shared, number: OnceLock::new(), timeout }
     }
 
-    /// Begins the iteration, unless it has begun. `begin` returns its number.
+    /// Begins the iteration, unless it has begun: `begin` makes it the newest one.
     pub(crate) fn begin(
         &self,
         py: Python<'_>,
-        begin: impl FnOnce(&mut State<F>) -> Result<u64, Error> + Send,
+        begin: impl FnOnce(&mut State<F>) -> Result<(), Error> + Send,
     ) -> PyResult<()> {
         if self.has_begun() {
             return Ok(());
@@ -433,7 +433,7 @@ impl<F: Front> Loop<F> {
         let begun = self.shared.state.with(py, |state| match self.number.get() {
             Some(_) => Ok(()), // another thread was first
             None if state.is_closed() => Err(None),
-            None => begin(state).map(|number| _ = self.number.set(number)).map_err(Some),
+            None => begin(state).map(|()| _ = self.number.set(state.iteration)).map_err(Some),
         });
         begun.map_err(|refused| refused_by(py, refused))
     }

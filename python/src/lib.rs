@@ -35,7 +35,7 @@ mod _twinbuf {
         iterate::{_begin_end, Taken},
         loader::Loader,
         locked::{_end_hook, _forked},
-        plan::{_launched, Plan},
+        plan::Plan,
         records::{_files, Records},
         report::{_save, Recorder},
         tensors::{Group, Stream, Tensors},

@@ -88,13 +88,6 @@ impl Options {
     }
 }
 
-/// The number of processes that a launcher started, or 1.
-#[pyfunction]
-pub(crate) fn _launched(py: Python<'_>) -> PyResult<u64> {
-    let plan = twinbuf::Plan::from_env(1 << 62).map_err(|error| errors::option(py, error))?.batch(1).build();
-    Ok(plan.map_or(1, |plan| plan.world()))
-}
-
 #[pymethods]
 impl Plan {
     /// Makes a plan for a data set of so many records, of its options or its saved form.

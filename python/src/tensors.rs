@@ -36,10 +36,6 @@ impl Tensors {
         self.0.all().len()
     }
 
-    fn __contains__(&self, name: &Bound<'_, PyAny>) -> bool {
-        name.extract::<&str>().is_ok_and(|name| self.0.get(name).is_ok())
-    }
-
     /// The names, sorted.
     fn __iter__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         PyList::new(py, self.0.all().iter().map(|tensor| tensor.name()))?.call_method0("__iter__")
@@ -226,7 +222,7 @@ impl PassOfGroups {
             state.end_iteration(false);
             let pass = state.run.take().map(TensorStream::into_pass);
             (state.run, state.own) = (pass.map_or(Run::Closed, Run::Running), 0);
-            Ok(state.iteration)
+            Ok(())
         })?;
         self.0.next(py)
     }

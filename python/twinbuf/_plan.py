@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple, Self, SupportsIndex
 import numpy
 import numpy.typing as npt
 
-from ._twinbuf import DTYPES, _launched, _Plan, _Records
+from ._twinbuf import DTYPES, _Plan, _Records
 from ._values import (
     attribute_of,
     flag_of,
@@ -217,7 +217,7 @@ def _ranks(rank: Any, world: int | None) -> tuple[int, int] | None:
     """Return this process and the number of processes; None: the launcher's."""
     if rank is None and world is None:
         with suppress(OptionError):
-            if (found := _launched()) > 1:
+            if (found := Plan(1 << 62, 1, rank="env").world) > 1:
                 warn(
                     f"Plan: the launcher started {found} processes, and each of them reads all records: "
                     'divide them with rank="env", or set rank=0, world=1 if that is meant'

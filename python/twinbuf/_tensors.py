@@ -83,7 +83,7 @@ def _again(paths: list[str]) -> Tensors:
 
 # The other methods of a mapping: `Mapping` builds them from those that the class has.
 Mapping.register(Tensors)
-for _method in ("get", "items", "keys", "values"):
+for _method in ("__contains__", "get", "items", "keys", "values"):
     setattr(Tensors, _method, getattr(Mapping, _method))
 
 
