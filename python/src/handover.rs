@@ -268,10 +268,8 @@ pub(crate) struct Ahead {
 
 #[derive(Default)]
 pub(crate) struct Counts {
-    /// The number of rounds that the pipe was told it may start.
-    granted: u64,
-    /// The number of rounds that may be started: with `before`, those for which it has run.
-    asked: u64,
+    /// Whether the iterable failed, and may go on when the loop asks for the next item.
+    failed: bool,
     /// The number of items at the front of [`Ahead::made`] that were put back.
     put_back: usize,
 }
@@ -309,13 +307,9 @@ impl Front for Ahead {
         self.making.caller.pass(&self.making.thread, wait)
     }
 
-    /// Tells the pipe that it may start the items that were asked for.
     fn asked(&self, state: &mut State) {
-        if let Run::Running(items) = &mut state.run {
-            if state.own.granted < state.own.asked {
-                items.resume(state.own.asked);
-                state.own.granted = state.own.asked;
-            }
+        if let (true, Run::Running(items)) = (mem::take(&mut state.own.failed), &mut state.run) {
+            items.resume(u64::MAX);
         }
     }
 
@@ -348,8 +342,7 @@ impl Front for Ahead {
     fn failed(&self, state: &mut State, _: &Error) {
         match self.rounds {
             true => self.over(state, false),
-            // If the loop goes on after this error, the next call lets the thread make further items.
-            false => state.own.granted = 0,
+            false => state.own.failed = true,
         }
     }
 
@@ -428,19 +421,18 @@ impl Items {
         let making = thread.map_or_else(Arc::default, |thread| thread.get().0.clone());
         let parts = Object::new((iterator, send, states).into_pyobject(py)?.as_any());
         let all = rounds.unwrap_or(u64::MAX);
-        let asked = if lockstep { 0 } else { all };
         let builder = pipe::builder(vec![(); depth]).driven().overlap(overlap);
         let builder = if rounds.is_some() { builder.rounds() } else { builder };
         let name = Some(name.to_owned()).filter(|name| !name.is_empty());
         let builder = name.iter().fold(builder, |builder, name| builder.name(name));
         let builder = trace.into_iter().fold(builder, |builder, path| builder.trace(path));
         let mut pipe = detached(py, || builder.build()).map_err(|error| errors::loading(py, error))?;
-        pipe.begin(epoch, (0..all).map(|_| ()), 0);
+        pipe.begin(epoch, (0..all).map(|_| ()), if lockstep { 0 } else { all });
         let driven = Mutex::new(pipe.driven().pop());
         let (made, rounds) = (Mutex::default(), rounds.is_some());
         let front = Ahead { made, parts, making, rounds, place };
         let run = Run::Running(pipe::Items::owned(pipe));
-        let shared = iterate::Shared::new(front, name, run, Counts { asked, ..Counts::default() });
+        let shared = iterate::Shared::new(front, name, run, Counts::default());
         shared.front.making.shared.get_or_init(|| Arc::downgrade(&shared));
         let items = Loop::new(shared, None);
         items.begin(py, |_| Ok(()))?;
@@ -472,8 +464,9 @@ impl Items {
     /// Let this many rounds begin in all.
     fn grant(&self, py: Python<'_>, rounds: u64) -> PyResult<()> {
         self.items.shared.state.ask(py, |state| {
-            state.own.asked = rounds;
-            self.items.shared.front.asked(state);
+            if let Run::Running(items) = &mut state.run {
+                items.resume(rounds);
+            }
         })
     }
 

@@ -422,8 +422,7 @@ impl Epochs {
             let next = state.own.resume.as_ref().map_or_else(next, Checkpoint::epoch);
             next..next.saturating_add(1)
         });
-        let count = || state.count(&self.loader.get().plan.get().inner, epochs.clone(), self.single);
-        let all = self.all.get().copied().unwrap_or_else(count);
+        let all = state.count(&self.loader.get().plan.get().inner, epochs.clone(), self.single);
         (epochs, all)
     }
 }

@@ -60,6 +60,14 @@ def test_the_same_items_again_and_again(length: int, depth: int) -> None:
         assert list(batches) == list(range(length))
 
 
+def test_the_first_items_are_fetched_before_the_loop_asks() -> None:
+    source = Source(100)
+    items = iter(tb.prefetch(source, depth=3))
+    for _ in range(3):
+        assert source.fetched.acquire(timeout=300)
+    assert list(items) == list(range(100))
+
+
 def test_depth_items_are_fetched_ahead_and_no_more() -> None:
     source = Source(100)
     items = iter(tb.prefetch(source, depth=3))
