@@ -1,6 +1,6 @@
 //! The Rust part of `Plan`; the rest is in `twinbuf/_plan.py`.
 
-use std::hash::{Hash, Hasher};
+use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
 
 use pyo3::exceptions::{PyIndexError, PyValueError};
 use pyo3::prelude::*;
@@ -10,25 +10,12 @@ use crate::errors;
 use crate::number::{List, indices, length};
 
 /// The class `Plan` derives from this one.
-#[pyclass(frozen, eq, hash, subclass, module = "twinbuf._twinbuf", name = "_Plan")]
+#[pyclass(frozen, subclass, module = "twinbuf._twinbuf", name = "_Plan")]
 pub(crate) struct Plan {
     pub(crate) inner: twinbuf::Plan,
     /// The number of records of the data set that the plan is made for. `None`: the plan was made for a number of
     /// records, and is for any data set that has at least as many.
     of: Option<u64>,
-}
-
-/// Plans with the same options are equal, also if one is for a number of records and the other for a data set.
-impl PartialEq for Plan {
-    fn eq(&self, other: &Self) -> bool {
-        self.inner == other.inner
-    }
-}
-
-impl Hash for Plan {
-    fn hash<H: Hasher>(&self, state: &mut H) {
-        self.inner.hash(state);
-    }
 }
 
 impl Plan {
@@ -104,6 +91,15 @@ impl Plan {
     fn _save(&self) -> PyResult<(Option<u64>, String)> {
         let saved = serde_json::to_string(&self.inner);
         Ok((self.of, saved.map_err(|error| PyValueError::new_err(error.to_string()))?))
+    }
+
+    /// Plans with the same options are equal, also if one is for a number of records and the other for a data set.
+    fn __eq__(&self, other: &Self) -> bool {
+        self.inner == other.inner
+    }
+
+    fn __hash__(&self) -> u64 {
+        BuildHasherDefault::<DefaultHasher>::default().hash_one(&self.inner)
     }
 
     /// The number of steps of this rank in epoch 0, and in any other unless ``batch`` is a schedule.
