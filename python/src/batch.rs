@@ -15,7 +15,7 @@ use twinbuf::BatchIndices;
 use crate::dtype;
 use crate::lease::{Lease, Memory, Part, View};
 use crate::locked::lock;
-use crate::number::indices;
+use crate::plan::indices;
 
 /// One batch, stored in the slot that it was read into.
 ///

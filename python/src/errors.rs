@@ -128,9 +128,7 @@ pub(crate) fn option(py: Python<'_>, error: impl fmt::Display) -> PyErr {
 pub(crate) fn loading(py: Python<'_>, error: Error) -> PyErr {
     let whole = chain(&error);
     match error {
-        Error::Load { at, source }
-        | Error::Hook { at, source }
-        | Error::Transform { at: Some(at), source } => load(py, whole, at, source),
+        Error::Load { at, source } | Error::Transform { at: Some(at), source } => load(py, whole, at, source),
         Error::Transform { at: None, source } => of_transform(py, source),
         Error::Length { at, .. } | Error::Panicked { at, .. } | Error::ThreadGone { at } => {
             raise(py, Failure { at: Some(at), ..Failure::new("LoaderError", whole) })

@@ -23,8 +23,8 @@ use twinbuf::{BatchIndices, BoxError, Dataset};
 use crate::dtype;
 use crate::lease::{Memory, View};
 use crate::locked::{check_end, detached, lock};
-use crate::number::bytes_of;
 use crate::object::Object;
+use crate::plan::bytes_of;
 
 /// A call of the program's code: of a data set or a function.
 pub(crate) enum Call {

@@ -10,7 +10,6 @@ mod iterate;
 mod lease;
 mod loader;
 mod locked;
-mod number;
 mod object;
 mod plan;
 mod records;

@@ -23,9 +23,8 @@ use crate::foreign::{Filler, Identity, PythonData};
 use crate::iterate::{Loop, Run, Taken, closed, refused_by};
 use crate::lease::Names;
 use crate::locked::{check_end, detached, lock};
-use crate::number::length;
 use crate::object::{Object, let_go};
-use crate::plan::Plan;
+use crate::plan::{Plan, length};
 use crate::records::{Records, read_mode_of};
 use crate::report::Recorder;
 

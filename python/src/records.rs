@@ -19,8 +19,8 @@ use crate::dtype;
 use crate::errors::{self, Failure};
 use crate::foreign::{Call, answer_to, up_to_call};
 use crate::locked::detached;
-use crate::number::List;
 use crate::object::{Object, let_go};
+use crate::plan::List;
 
 /// The class `Records` derives from this one.
 #[pyclass(frozen, subclass, module = "twinbuf._twinbuf", name = "_Records")]
