@@ -1,4 +1,4 @@
-//! `Batch`: the guard of a slot, and the arrays that view its memory.
+//! `Batch`: the guard of a slot.
 
 use std::ffi::c_int;
 use std::mem;

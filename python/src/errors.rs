@@ -219,18 +219,16 @@ fn shuffle_in_python(shuffle: &str) -> String {
 }
 
 /// Names in messages of the crates, and the names of the same things in Python.
-const NAMES: [(&str, &str); 6] = [
+const NAMES: [(&str, &str); 5] = [
     ("Records::len", "len(records)"),
     ("PlanBuilder::rank", "rank"),
     ("transform", "map"),
-    ("ReadMode", "read_mode"),
     ("dataset", "data"),
     ("epochs(..)", "epochs(n)"),
 ];
 
 /// Replaces the names in a message of the crates by those of Python.
 pub(crate) fn in_python(text: &str) -> String {
-    let text = text.replace(": the data set has no `try_clone`", "");
     let text = text.replace(": if it is a pattern, expand it with `files()`", "");
     let text = text.replace("or keep the last batch", "or set `drop_last=False`");
     let text = text.replace(" with `LastBatch::Wrap` or in the list", " in `records`");

@@ -1,4 +1,4 @@
-//! The memory of a batch, and its shape in Python.
+//! The memory of a batch, its shape in Python, and the arrays that view it.
 
 use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicUsize, Ordering};
