@@ -17,7 +17,7 @@ use twinbuf::loader::Reading;
 use twinbuf::{Error, pipe};
 
 use crate::errors::{self, Failure};
-use crate::lease::Lease;
+use crate::lease::{Lease, NoMemory};
 use crate::locked::{ENDING, LEAVE, Locked, SLICE, check_end, detached, lock};
 use crate::report::{self, Recorder, report};
 
@@ -190,9 +190,6 @@ enum Asked<I> {
     Closed,
 }
 
-/// There is no memory for an item that was kept.
-struct NoMemory;
-
 impl<F: Front> State<F> {
     /// Asks for the next item of an iteration. `timeout` limits waits, not fills.
     fn next(&mut self, front: &F, iteration: u64, timeout: Duration) -> Asked<F::Item> {
@@ -256,9 +253,9 @@ impl<F: Front> State<F> {
                 self.leases.push_front((iteration, lease));
                 return Ok(false);
             }
-            if let Some(has_left) = kept.leave_slot() {
-                self.kept += u64::from(has_left && !left_over);
-                return if has_left { Ok(self.kept == 1 && !left_over) } else { Err(NoMemory) };
+            if kept.leave_slot()? {
+                self.kept += u64::from(!left_over);
+                return Ok(self.kept == 1 && !left_over);
             }
         }
         Ok(false)

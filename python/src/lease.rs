@@ -77,6 +77,9 @@ enum Owner {
     Moving,
 }
 
+/// There is no memory for a slot that somebody keeps.
+pub(crate) struct NoMemory;
+
 impl View {
     pub(crate) fn new(data: *mut u8, bytes: usize, dtype: DType, shape: Box<[isize]>) -> Arc<Self> {
         // The size is that of a single number, a few bytes, so it fits `isize`.
@@ -240,19 +243,18 @@ impl Lease {
         })
     }
 
-    /// Takes the memory out of its slot, which gets new memory. Returns whether there was enough memory for that, and
-    /// `None` if it is in no slot.
-    pub(crate) fn leave_slot(&self) -> Option<bool> {
+    /// Takes the memory out of its slot, which gets new memory. Returns whether it was in a slot.
+    pub(crate) fn leave_slot(&self) -> Result<bool, NoMemory> {
         let mut owner = lock(&self.owner);
         if let Owner::Group(group) = &mut *owner {
-            return group.leave_slot().map_or(Some(false), |left| left.then_some(true));
+            return group.leave_slot().map_err(|_| NoMemory);
         }
         let (left, now) = match mem::replace(&mut *owner, Owner::Moving) {
             Owner::Slot(batch) => match batch.into_buffer() {
-                Ok(buffer) => (Some(true), Owner::Own(buffer)),
-                Err(refused) => (Some(false), Owner::Slot(refused.0)),
+                Ok(buffer) => (Ok(true), Owner::Own(buffer)),
+                Err(refused) => (Err(NoMemory), Owner::Slot(refused.0)),
             },
-            other => (None, other),
+            other => (Ok(false), other),
         };
         *owner = now;
         left
