@@ -432,7 +432,7 @@ impl Items {
         let (made, rounds) = (Mutex::default(), rounds.is_some());
         let front = Ahead { made, parts, making, rounds, place };
         let run = Run::Running(pipe::Items::owned(pipe));
-        let shared = iterate::Shared::new(front, name, run, Counts::default());
+        let shared = iterate::Shared::new(front, name, run);
         shared.front.making.shared.get_or_init(|| Arc::downgrade(&shared));
         let items = Loop::new(shared, None);
         items.begin(py, |_| Ok(()))?;

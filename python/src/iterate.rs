@@ -31,7 +31,7 @@ pub(crate) trait Front: Sized + Send + Sync + 'static {
     /// What the loop receives.
     type Item: Send + 'static;
     /// What else the lock guards.
-    type Own: Send;
+    type Own: Default + Send;
     /// What to do in place of a call in a forked process.
     const AFTER_FORK: &'static str;
 
@@ -292,8 +292,8 @@ impl<F: Front> State<F> {
 
 impl<F: Front> Shared<F> {
     /// Makes what iterators share. The end of the program ends its threads.
-    pub(crate) fn new(front: F, name: Option<String>, run: Run<F::Run>, own: F::Own) -> Arc<Self> {
-        let (leases, last_report) = Default::default();
+    pub(crate) fn new(front: F, name: Option<String>, run: Run<F::Run>) -> Arc<Self> {
+        let (leases, last_report, own) = Default::default();
         let state =
             State { run, iteration: 0, closes: false, put_back: None, leases, kept: 0, last_report, own };
         let shared = Arc::new(Self { state: Locked::new(state), front, name });

@@ -17,7 +17,7 @@ use twinbuf::{Breakdown, Checkpoint, Dataset, Error, LastBatch};
 
 use crate::batch::Batch;
 use crate::dtype;
-use crate::engine::{Batches, Position, Progress, Shared, State};
+use crate::engine::{Batches, Position, Shared, State};
 use crate::errors::{self, Failure};
 use crate::foreign::{Filler, Identity, PythonData};
 use crate::iterate::{Loop, Run, Taken, closed, refused_by};
@@ -167,7 +167,7 @@ impl Loader {
         let quick = !options.sources.iter().any(|source| matches!(source, Source::Files(_)));
         let fillers = built.driven().into_iter();
         let fillers = fillers.map(|driven| Filler::new(driven, identity.clone(), quick)).collect();
-        let (own, breakdown, foreign) = (Progress::default(), built.breakdown(), !objects.is_empty());
+        let (breakdown, foreign) = (built.breakdown(), !objects.is_empty());
         let names = match options.names {
             Some(names) => Names::Dict(names.into()),
             None if options.tuple => Names::Tuple,
@@ -175,7 +175,7 @@ impl Loader {
         };
         let (overlap, next_epoch) = (settings.overlap, AtomicU64::default());
         let front = Batches { names, breakdown, overlap, foreign, identity, next_epoch };
-        let shared = Shared::new(front, options.name, Run::Idle(built), own);
+        let shared = Shared::new(front, options.name, Run::Idle(built));
         let _settings = (asked_depth, depth, settings.workers, settings.overlap, foreign);
         Ok(Self { shared, plan, objects, fillers: Mutex::new(fillers), _settings })
     }

@@ -148,7 +148,7 @@ impl Stream {
         let builder = limit.into_iter().fold(builder, |builder, bytes| builder.memory_limit(bytes - staging));
         let built = detached(py, || builder.build()).map_err(|error| errors::loading(py, error))?;
         let kept = built.kept();
-        Ok(Self { shared: Shared::new(Groups { count }, name, Run::Idle(built), 0), kept, depth })
+        Ok(Self { shared: Shared::new(Groups { count }, name, Run::Idle(built)), kept, depth })
     }
 
     /// What measures the loop, if groups are sent to a device.
