@@ -65,11 +65,12 @@ impl Failure {
     }
 }
 
-/// Returns the error's message, followed by those of its causes.
+/// Returns the error's message, followed by those of its causes. An exception of Python is left out: code of the program
+/// makes its text.
 fn chain(error: &dyn StdError) -> String {
     let mut line = error.to_string();
     let mut source = error.source();
-    while let Some(error) = source {
+    while let Some(error) = source.filter(|source| !source.is::<PyErr>()) {
         let _ = write!(line, ": {error}");
         source = error.source();
     }
@@ -189,12 +190,10 @@ pub(crate) fn is_interrupt(error: &Error) -> bool {
 }
 
 fn load(py: Python<'_>, whole: String, at: At, source: BoxError) -> PyErr {
-    // The message without the cause: if that is a Python exception, the message becomes a note of it.
-    let line = whole.strip_suffix(&format!(": {}", chain(&*source))).unwrap_or(&whole).to_string();
     let source = match source.downcast::<PyErr>() {
         Ok(raised) => {
-            // If the note cannot be added, return the error without it.
-            let _ = raised.value(py).call_method1("add_note", (in_python(&line),));
+            // The note names the batch. If it cannot be added, return the error without it.
+            let _ = raised.value(py).call_method1("add_note", (in_python(&whole),));
             return *raised;
         }
         Err(source) => source,

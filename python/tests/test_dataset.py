@@ -140,6 +140,28 @@ def test_its_exception_reaches_the_loop_as_it_was_raised(overlap: bool) -> None:
     assert len(list(zip(range(3), loader.epoch(0), strict=False))) == 3
 
 
+@pytest.mark.parametrize("overlap", [True, False])
+def test_the_text_of_its_exception_is_left_to_the_program(overlap: bool) -> None:
+    """It may be made by code of the program, which must not run below the native code that hands it on."""
+
+    class Silent(Exception):
+        texts = 0
+
+        def __str__(self) -> str:
+            Silent.texts += 1
+            return "silent"
+
+    class Failing(Squares):
+        def read_into(self, indices: np.ndarray, out: memoryview) -> None:
+            raise Silent
+
+    data = Failing()
+    with pytest.raises(Silent) as caught:
+        next(iter(tb.Loader(data, tb.Plan(data, 8), overlap=overlap)))
+    assert Silent.texts == 0
+    assert caught.value.__notes__ == ["epoch 0, step 0: the batch could not be read"]
+
+
 class Tagged(LookupError):
     """Its `with_traceback` forgets `return self`, and it is false."""
 
