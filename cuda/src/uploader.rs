@@ -26,8 +26,8 @@ use crate::time::{Clock, Copied, OnCopied};
 /// another. On a machine with several nodes, call `build` on a thread bound near the device.
 ///
 /// A device that other code resets (`cuDevicePrimaryCtxReset`, `cudaDeviceReset`) takes the slots' memory and events
-/// with it. Drop all uploaders, leases and stagers before: afterwards their calls return errors, and on the CPU the
-/// page-locked slots are no longer mapped.
+/// with it. Drop all uploaders, leases and stagers before: afterwards the page-locked slots are not mapped, and
+/// `acquire` may still hand one out.
 ///
 /// In a forked child process neither CUDA nor the copy thread works. Forget both sides there (`mem::forget`), because
 /// dropping them joins that thread. (`twinbuf`'s loader does this.)

@@ -112,7 +112,8 @@ pub(crate) use common;
 /// The methods that a front end passes on to its pipe.
 macro_rules! calls_of_pipe {
     () => {
-        /// Returns a report of where the time went so far. A round or a group counts as a batch, and a pass as an epoch.
+        /// Returns a report of where the time went so far. A round, or a group that takes a slot, counts as a
+        /// batch, and a pass as an epoch.
         ///
         /// The time in which the caller uses a group that is kept in memory counts toward the previous group that was
         /// read. The time of a generator's closure is `read`.
