@@ -69,7 +69,10 @@ class LoaderError(Error, RuntimeError):
 
 
 class NestedError(LoaderError):
-    """A loader, a loop or a writer is called by code that it runs or that interrupts it: it would wait."""
+    """The call would wait for itself: a data set, ``map``, a hook or a signal's handler makes it.
+
+    Code that makes the items of `prefetch` or `generate` gets a `LoaderError`.
+    """
 
 
 class LoaderTimeoutError(LoaderError, TimeoutError):

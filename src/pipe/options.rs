@@ -115,8 +115,8 @@ macro_rules! calls_of_pipe {
         /// Returns a report of where the time went so far. A round, or a group that takes a slot, counts as a
         /// batch, and a pass as an epoch.
         ///
-        /// The time in which the caller uses a group that is kept in memory counts toward the previous group that was
-        /// read. The time of a generator's closure is `read`.
+        /// The use of a group that is kept in memory counts toward the group that was read before it in the same pass. If
+        /// there is none, it does not count. The time of a generator's closure is `read`.
         #[must_use]
         pub fn report(&self) -> crate::Report {
             self.pipe.report()

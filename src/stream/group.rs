@@ -142,13 +142,13 @@ impl<'g> View<'g> {
 
     /// Returns the elements as values of type `T`, without a copy.
     ///
-    /// `T` is as for [`Batch::cast`](crate::Batch::cast). Quantized blocks and element types without a Rust equivalent can
-    /// be read as any type. The byte order is not converted.
+    /// `T` is as for [`Batch::cast`](crate::Batch::cast). Quantized blocks and elements without a [`DType`](crate::mmap::DType)
+    /// can be read as any type. The byte order is not converted.
     ///
     /// # Errors
     ///
     /// [`Error::Tensor`]: `T` does not match the element type, the size is not a multiple of the size of `T`, or the bytes
-    /// are not aligned for `T`. For element types without a Rust equivalent, the file aligns a tensor only to 1 byte
+    /// are not aligned for `T`. Without a `DType`, the file aligns a tensor only to 1 byte
     /// (safetensors) or to 32 bytes by default (GGUF).
     pub fn cast<T: AnyBitPattern>(&self) -> Result<&'g [T], Error> {
         check::<T>(self.tensor, self.at)?;
