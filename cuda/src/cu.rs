@@ -120,9 +120,11 @@ impl Drop for BesideCaptures {
     }
 }
 
-/// Makes a context current, and allows the thread to wait and free during a capture, until the result is dropped.
-pub(crate) fn apart(ctx: &CudaContext) -> Result<(Current, Option<BesideCaptures>), Error> {
-    Ok((Current::enter(ctx)?, BesideCaptures::enter()))
+/// Makes a context current, and allows the thread to wait and free during a capture, until the result is dropped. The
+/// mode is given back first: the context is still current then.
+pub(crate) fn apart(ctx: &CudaContext) -> Result<(Option<BesideCaptures>, Current), Error> {
+    let current = Current::enter(ctx)?;
+    Ok((BesideCaptures::enter(), current))
 }
 
 /// Sets the calling thread's capture mode and returns the previous one. `None` if the driver refuses.

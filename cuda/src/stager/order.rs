@@ -23,6 +23,9 @@ pub(super) struct Slot {
     pub(super) copied: Event,
 }
 
+// SAFETY: a shared reference reaches neither the bytes nor the lender.
+unsafe impl Sync for Slot {}
+
 impl Slot {
     /// Waits for the slot's last copies, and returns its bytes.
     fn bytes(&mut self) -> Result<&mut [u8], Error> {
@@ -102,7 +105,8 @@ impl<'s> Order<'s, '_> {
             Way::Offload => drop(self.slot.bytes()?),
         }
         // Make the context current again: a fill is the caller's code and may have left another one current.
-        let _current = Current::enter(copies.context())?;
+        // It stays current: the next order asks an event. `run` restores the thread's own at the end.
+        mem::forget(Current::enter(copies.context())?);
         let Self { slot, pieces, way, .. } = self;
         // SAFETY: both exist.
         unsafe { edge::copy_after_use(copies.raw(), slot.ready.raw()) }?;

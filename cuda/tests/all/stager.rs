@@ -14,6 +14,12 @@ use cudarc::driver::{CudaContext, CudaSlice, CudaStream, DevicePtr, result};
 use twinbuf_cuda::{Error, Stager, StagerBuilder};
 use twinbuf_cuda_sim::{Failure, Live, Options, Sim};
 
+const _: () = {
+    const fn shared<T: Send + Sync>() {}
+    shared::<Stager>();
+    shared::<StagerBuilder>();
+};
+
 fn pattern(seed: usize, len: usize) -> Vec<u8> {
     (0..len).map(|i| (seed * 37 + i * 11 + i / 256) as u8).collect()
 }

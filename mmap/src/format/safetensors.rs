@@ -135,6 +135,8 @@ impl Header {
             file.bad_header(PREFIX as u64, "the description of tensors that follow each other", found)
         })?;
         let end = PREFIX as u64 + length;
+        // Before offsets are added up, which may be up to 2^64.
+        file.check_data(end, found.data_len() as u64, file.len)?;
         let describe = |(name, info): (String, &TensorInfo)| {
             let [start, end] = [info.data_offsets.0, info.data_offsets.1].map(|at| end + at as u64);
             Tensor {
@@ -147,20 +149,13 @@ impl Header {
         };
         let mut tensors: Vec<Tensor> = found.tensors().into_iter().map(describe).collect();
         tensors.sort_unstable_by(|a, b| a.name.cmp(&b.name));
-        let header = Self { end, len: found.data_len() as u64, tensors };
-        header.check_length(file)?;
-        Ok(header)
-    }
-
-    /// Checks that the tensors end where the file does.
-    fn check_length(&self, file: &DataFile) -> Result<(), Error> {
-        file.check_data(self.end, self.len, file.len)
+        Ok(Self { end, len: found.data_len() as u64, tensors })
     }
 
     /// Returns the place, type and shape of a tensor in `file`. Checks the length of the file again, because the file
     /// may have been opened after the header was read.
     fn array(&self, file: &DataFile, name: &str) -> Result<Array, Error> {
-        self.check_length(file)?;
+        file.check_data(self.end, self.len, file.len)?;
         let tensor = &self.tensors[find(&self.tensors, name, &file.path)?];
         let Some(dtype) = tensor.dtype else {
             let advice = "records cannot have this type, but a stream of tensors reads its bytes";

@@ -265,7 +265,7 @@ fn many<const B: usize, const N: usize>(src: &[u8], pixel: usize, apart: &mut [[
 /// Bytes in a row: those of the smallest vector register.
 const ROW: usize = 16;
 
-/// Transposes a square of `N` rows, each of `N` numbers of type `R`: number `j` of row `i` becomes number `i` of row
+/// Transposes a square of `N` rows, each of `N` numbers of `B` bytes: number `j` of row `i` becomes number `i` of row
 /// `j`. `N` is `ROW / B`.
 ///
 /// Each round merges the two halves of all numbers like cards: one from the first half, one from the second, and so on.

@@ -264,6 +264,15 @@ fn safetensors() {
         file
     }
     let bad = "P: bad header at byte 8: wanted the description of tensors that follow each other, found ..";
+    // Eight tensors whose offsets and the header's length are more than 2^64 together.
+    let (most, mut ends) = ((1_u64 << 61) - 1, String::new());
+    for at in 0..8 {
+        let (start, end, name) =
+            (most * at, most * (at + 1), ["x", "b", "c", "d", "e", "f", "g", "h"][at as usize]);
+        ends += &format!(r#","{name}":{{"dtype":"U8","shape":[{most}],"data_offsets":[{start},{end}]}}"#);
+    }
+    let huge = file(&format!("{{{}}}", &ends[1..]), 16);
+    let huge_end = huge.len() as u64 - 16;
     let good = tensor("I16", "[3,2]", "12", 12);
     let data = good.len() - 12;
     assert_eq!(data, 8 + 57);
@@ -278,6 +287,7 @@ fn safetensors() {
         (good[..data].to_vec(), cut(65, 12, 0)),
         (good[..data + 11].to_vec(), cut(65, 12, 11)),
         (tensor("I16", "[3,2]", "12", 13), cut(65, 12, 13)),
+        (huge, cut(huge_end, u64::MAX - 7, 16)),
         (file("{}", 0), "P: no such tensor or array: wanted \"x\", found []"),
         (file("", 0), bad),
         (file("no", 0), bad),
