@@ -223,7 +223,7 @@ impl State {
     }
 
     /// Returns the position after the last batch that the crate's loader handed out.
-    fn at(&self) -> Option<Checkpoint> {
+    pub(crate) fn at(&self) -> Option<Checkpoint> {
         match &self.run {
             Run::Idle(loader) => Some(loader.checkpoint()),
             Run::Running(epochs) => Some(epochs.checkpoint()),

@@ -268,8 +268,9 @@ pub(crate) struct Ahead {
 
 #[derive(Default)]
 pub(crate) struct Counts {
-    /// Whether the iterable failed, and may go on when the loop asks for the next item.
-    failed: bool,
+    /// Whether the thread makes further items only once the loop asks for one: it is the first round, or the iterable failed
+    /// and may go on.
+    waits: bool,
     /// The number of items at the front of [`Ahead::made`] that were put back.
     put_back: usize,
 }
@@ -308,7 +309,7 @@ impl Front for Ahead {
     }
 
     fn asked(&self, state: &mut State) {
-        if let (true, Run::Running(items)) = (mem::take(&mut state.own.failed), &mut state.run) {
+        if let (true, Run::Running(items)) = (mem::take(&mut state.own.waits), &mut state.run) {
             items.resume(u64::MAX);
         }
     }
@@ -342,7 +343,7 @@ impl Front for Ahead {
     fn failed(&self, state: &mut State, _: &Error) {
         match self.rounds {
             true => self.over(state, false),
-            false => state.own.failed = true,
+            false => state.own.waits = true,
         }
     }
 
@@ -427,15 +428,19 @@ impl Items {
         let builder = name.iter().fold(builder, |builder, name| builder.name(name));
         let builder = trace.into_iter().fold(builder, |builder, path| builder.trace(path));
         let mut pipe = detached(py, || builder.build()).map_err(|error| errors::loading(py, error))?;
-        pipe.begin(epoch, (0..all).map(|_| ()), if lockstep { 0 } else { all });
+        pipe.begin(epoch, (0..all).map(|_| ()), if rounds.is_some() { 0 } else { all });
         let driven = Mutex::new(pipe.driven().pop());
         let (made, rounds) = (Mutex::default(), rounds.is_some());
+        let waits = rounds && !lockstep;
         let front = Ahead { made, parts, making, rounds, place };
         let run = Run::Running(pipe::Items::owned(pipe));
         let shared = iterate::Shared::new(front, name, run);
         shared.front.making.shared.get_or_init(|| Arc::downgrade(&shared));
         let items = Loop::new(shared, None);
-        items.begin(py, |_| Ok(()))?;
+        items.begin(py, |state| {
+            state.own.waits = waits;
+            Ok(())
+        })?;
         Ok(Self { items, driven })
     }
 

@@ -360,7 +360,11 @@ impl Loader {
             }
             detached(py, || std::thread::sleep(Duration::from_micros(100)));
         }
-        let run = shared.state.with(py, State::take);
+        let run = shared.state.with(py, |state| {
+            // For `state_dict` of the closed loader.
+            state.own.before = state.own.before.take().or_else(|| state.at());
+            state.take()
+        });
         let waits = if raised.is_ok() { limit } else { Duration::ZERO };
         let close = |loader: twinbuf::Loader| loader.close_timeout(waits.saturating_sub(since.elapsed()));
         let closed = detached(py, || run.map_or(Ok(()), close));

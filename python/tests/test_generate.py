@@ -34,6 +34,21 @@ def test_each_round_has_the_weights_of_two_before(rounds: int) -> None:
     assert threads <= {threading.get_ident()}
 
 
+def test_no_round_is_made_before_the_loop_asks() -> None:
+    for _ in range(20):
+        asked = threading.Event()
+
+        def make(number: int, asked: threading.Event = asked) -> bool:
+            return asked.is_set()
+
+        rounds = tb.generate(make, rounds=3)
+        # Many chances for a thread that would not wait.
+        for _ in range(20):
+            time.sleep(0)
+        asked.set()
+        assert list(rounds) == [True] * 3
+
+
 def test_the_next_round_is_made_while_one_is_used() -> None:
     meet = threading.Barrier(2, timeout=300)
 

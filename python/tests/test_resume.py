@@ -41,6 +41,22 @@ def test_resume_at_every_step(npy: Case, order: str) -> None:
         assert bytes_of(other.epochs(3)) == expected[done:]
 
 
+@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize("stop", [0, 3, 11, 12])
+def test_a_closed_loader_has_its_position(npy: Case, stop: int, overlap: bool) -> None:
+    with build(npy, "full", overlap=overlap) as loader:
+        for _ in zip(range(stop), loader, strict=False):
+            pass
+        expected = loader.state_dict()
+    # The last of 11 batches is the end of an epoch only for a loop that asked for another.
+    assert (expected["epoch"], expected["step"]) == ((1, 0) if stop == 12 else (0, stop))
+    assert loader.state_dict() == expected
+    loader.close()
+    assert loader.state_dict() == expected
+    with pytest.raises(tb.errors.LoaderError, match="closed"):
+        next(iter(loader))
+
+
 def test_resume_epoch_by_epoch(npy: Case) -> None:
     """As `StatefulDataLoader` is used: `for batch in loader`, once for each epoch."""
     loader = build(npy, "full")

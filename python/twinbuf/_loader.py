@@ -303,8 +303,8 @@ class Loader(_Loader, Generic[Made]):
     def state_dict(self) -> dict[str, Any]:
         """Return the position after the last received batch, as plain values to save with the model.
 
-        Batches that were only read ahead, or sent to a device, are not counted. All ranks have the same
-        state after the same step: any rank resumes from any rank's state.
+        Batches that were only read ahead, or sent to a device, are not counted. A closed loader still has it.
+        All ranks have the same state after the same step: any rank resumes from any rank's state.
         """
         position = self._position()
         if self._sender is not None:
