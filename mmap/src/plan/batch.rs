@@ -146,10 +146,13 @@ impl BatchIndices {
     /// records. The chunk that has both the last and the first record is two ranges.
     ///
     /// Later batches of the rank can draw from these chunks too: a data set that keeps them need not read them again.
-    /// Takes time in proportion to the number of chunks. Returns `None` with any other shuffle, with a
-    /// [list](RecordList) of records that are not consecutive, for the only full batch of a rank, for the batches that
-    /// [`LastBatch::Keep`](super::LastBatch::Keep) or [`LastBatch::Wrap`](super::LastBatch::Wrap) add at the end, and
-    /// for a batch that has records from both sides of the place where an earlier run of the epoch stopped.
+    /// Takes time in proportion to the number of chunks. Returns `None`:
+    ///
+    /// - with any other shuffle, and with a [list](RecordList) of records that are not consecutive.
+    /// - for the only full batch of a rank, and for the batches that [`LastBatch::Keep`](super::LastBatch::Keep) or
+    ///   [`LastBatch::Wrap`](super::LastBatch::Wrap) add at the end.
+    /// - in the rest of an epoch after [`Plan::resume`](super::Plan::resume) or a change of the batch size: for a batch
+    ///   whose records are in several pieces of the epoch's order, or in the parts of two earlier ranks.
     ///
     /// ```
     /// use twinbuf_mmap::{Plan, Shuffle};
@@ -283,9 +286,9 @@ impl FusedIterator for Runs {}
 
 /// How the records of an epoch are shuffled.
 ///
-/// The seed, the epoch and the number of records determine the order. With [`Shuffle::Window`], the number of ranks,
-/// the batch size and [`PlanBuilder::steps`](super::PlanBuilder::steps) also affect it. The order does not depend on
-/// threads, depth or timing. It is the same on every platform.
+/// The shuffle, the seed, the epoch and the number of records determine the order. With [`Shuffle::Window`], the number
+/// of ranks, the batch size and [`PlanBuilder::steps`](super::PlanBuilder::steps) also affect it. The order does not
+/// depend on threads, depth or timing. It is the same on every platform.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[cfg_attr(
     feature = "serde",
@@ -296,7 +299,8 @@ pub enum Shuffle {
     /// No shuffle: every epoch visits the records in the order of the files, or of the plan's list.
     #[default]
     None,
-    /// Shuffles chunks of consecutive records. The order inside a chunk stays the same.
+    /// Shuffles chunks of consecutive records, or of consecutive positions of the plan's list. The order inside a chunk
+    /// stays the same.
     ///
     /// The disk reads long contiguous ranges. Records of one chunk stay together: a batch that is not larger than a
     /// chunk contains consecutive records from only a few chunks. The last chunk may be shorter, and is shuffled
@@ -308,8 +312,8 @@ pub enum Shuffle {
     /// Shuffles records within a sliding window of chunks in memory.
     ///
     /// Chunks enter the window in a random order that spreads them over the files. The shuffle draws one chunk's worth
-    /// of records evenly from the chunks in the window, then the window advances by one chunk. In each epoch, the chunk
-    /// boundaries, the order of the chunks and the order of the records differ. If the window holds all chunks of a
+    /// of records evenly from the chunks in the window, then the window advances by one chunk. Each epoch draws the
+    /// chunk boundaries, the order of the chunks and the order of the records anew. If the window holds all chunks of a
     /// rank, the rank's records are fully shuffled.
     ///
     /// If memory holds one window plus the chunks being read, the disk reads each chunk about once per epoch over all
@@ -389,8 +393,8 @@ impl ShuffledChunks {
     }
 }
 
-/// Completed steps of an epoch with one batch size and one number of ranks. A state of Python's `Loader` lists the fields
-/// in this order.
+/// Completed steps of an epoch with one batch size and one number of ranks. A state of Python's `Loader` lists the
+/// fields in this order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(deny_unknown_fields))]
 pub struct PartialEpoch {

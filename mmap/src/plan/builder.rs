@@ -108,11 +108,12 @@ impl PlanBuilder {
     /// - [`PlanError::RangeTooLarge`]: a record has the number 2^64 - 1.
     /// - [`PlanError::SeedWithoutShuffle`]: a seed was set with [`Shuffle::None`].
     /// - [`PlanError::Rank`]: the rank is not less than the world size.
-    /// - [`PlanError::NoStep`]: with [`LastBatch::Drop`], the records do not fill one step of all ranks.
+    /// - [`PlanError::NoStep`]: with [`LastBatch::Drop`] and one of the batch sizes, the records do not fill one step
+    ///   of all ranks.
     /// - [`PlanError::TooManySteps`]: without [`LastBatch::Wrap`], the records do not fill the
     ///   [`steps`](Self::steps) of an epoch with one of the batch sizes.
-    /// - [`PlanError::StepTooLarge`]: with [`LastBatch::Wrap`], one step, or all
-    ///   [`steps`](Self::steps) that were set, plus the records of the plan exceed 2^64 - 1.
+    /// - [`PlanError::StepTooLarge`]: with [`LastBatch::Wrap`] and one of the batch sizes, the records of one step of
+    ///   all ranks, or of all [`steps`](Self::steps) that were set, plus those of the plan exceed 2^64 - 1.
     pub fn build(self) -> Result<Plan, PlanError> {
         let Self { mut plan, mut sizes, seeded } = self;
         if !(1..=MAX_SIZES).contains(&sizes.len()) {
@@ -128,7 +129,7 @@ impl PlanBuilder {
     }
 }
 
-/// Why a [`Plan`] cannot be built or resumed.
+/// Why a [`Plan`] cannot be built, loaded or resumed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum PlanError {
@@ -173,12 +174,13 @@ pub enum PlanError {
         /// The seed.
         seed: u64,
     },
-    /// A record has the number 2^64 - 1, which no data set has, or the range of a saved plan ends past 2^64 - 1.
+    /// A record has the number 2^64 - 1, which no data set has. Or, in a saved plan, `first` plus the product of
+    /// `records` and `step` exceeds 2^64 - 1.
     #[error("{records} records from {first} on end past 2^64")]
     RangeTooLarge {
-        /// The first record of the range.
+        /// The record 2^64 - 1, or `first` of the saved plan.
         first: u64,
-        /// The number of records in the range.
+        /// The number of records from `first` on: 1, or `records` of the saved plan.
         records: u64,
     },
     /// The rank is not less than the world size, or the world size is 0.
@@ -214,7 +216,7 @@ pub enum PlanError {
         world: u64,
     },
     /// A part passed to [`Plan::resume`] has more steps than the records that remained before it,
-    /// or [`PlanBuilder::steps`], allow.
+    /// or [`PlanBuilder::steps`], allow; or it has steps and its batch size or number of ranks is 0.
     #[error(
         "{} steps of {} ranks with {} records for each do not fit into the {left} records that were left",
         part.steps, part.world, part.batch

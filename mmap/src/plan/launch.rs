@@ -70,7 +70,7 @@ impl Plan {
     ///
     /// Another launcher often starts torchrun: if `TORCHELASTIC_RUN_ID` and both variables of
     /// torchrun are set, no others are read. Otherwise, Slurm's variables are used only if no other
-    /// pair is set, because under Slurm other launchers are started once per node. All other pairs
+    /// pair is set, because Slurm may have started another launcher once per node. All other pairs that are set
     /// must agree. `PMIX_RANK`, `PALS_RANKID` and `ALPS_APP_PE`, if set, must equal the rank.
     ///
     /// A process of a batch script (`sbatch`) that no launcher started is rank 0 of 1, regardless of the number of
@@ -81,10 +81,11 @@ impl Plan {
     ///
     /// [`RankError`], which names the variables:
     ///
-    /// - Only one variable of a pair is set, except in a batch script.
-    /// - A rank or world size is not a nonnegative integer of 64 bits.
+    /// - Only one variable of a pair is set. For Slurm's pair, this is no error in a batch script, or if another pair
+    ///   is set.
+    /// - A rank or world size that is used is not a nonnegative integer of 64 bits.
     /// - The rank is not less than the world size.
-    /// - Two launchers or ranks disagree.
+    /// - Two launchers or ranks that must agree do not.
     /// - A launcher or a cluster set other variables but no pair, for example `LOCAL_RANK`,
     ///   `PMIX_RANK`, `NODE_RANK`, `PET_NNODES`, `TF_CONFIG`, `SM_HOSTS`, `TPU_WORKER_ID` or `JOB_COMPLETION_INDEX`.
     ///   Set the numbers with [`PlanBuilder::rank`].
@@ -190,7 +191,8 @@ fn no_world(name: &str) -> RankError {
     ))
 }
 
-/// The environment gives no valid rank and world size, or several. The message names the variables and what is wrong.
+/// Launchers' variables in the environment are incomplete, invalid or disagree. The message names the variables and
+/// what is wrong.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("environment: {0}")]
 pub struct RankError(String);

@@ -11,7 +11,7 @@ use super::permute::mix;
 /// A plan permutes the positions of the list; the list decides which record a position is. So an
 /// epoch that drops and repeats none visits each *position* once, and a record as often as the list
 /// has it. A range converts to a list, and any numbers can be collected to one. A list that rises
-/// in equal steps takes no memory, any other 8 bytes a record; a clone shares them.
+/// in equal steps allocates no memory, any other 8 bytes a record; a clone shares them.
 ///
 /// ```
 /// use twinbuf_mmap::{Plan, RecordList, Shuffle};
@@ -42,8 +42,8 @@ enum List {
 }
 
 impl RecordList {
-    /// Returns a list of `len` records with equal steps: `first`, `first + step` and so on. It takes no memory. Returns
-    /// `None` if the step is 0, or if `first + len * step` does not fit a u64.
+    /// Returns a list of `len` records with equal steps: `first`, `first + step` and so on. It allocates no memory.
+    /// Returns `None` if the step is 0, or if `first + len * step` does not fit a u64.
     ///
     /// ```
     /// # use twinbuf_mmap::RecordList;
@@ -77,7 +77,7 @@ impl RecordList {
         (position < self.len()).then(|| self.run(position..position + 1).start)
     }
 
-    /// Returns the smallest range that contains all records of the list.
+    /// Returns the smallest range that contains all records of the list, without record 2^64 - 1, which no plan has.
     #[must_use]
     pub fn range(&self) -> Range<u64> {
         let (least, most) = self.ends();
@@ -102,7 +102,8 @@ impl RecordList {
         }
     }
 
-    /// Returns the step from a record to the next, if all steps are equal and at least 1.
+    /// Returns the step from a record to the next, if all steps are equal and at least 1. Returns 1 for fewer than two
+    /// records.
     #[must_use]
     pub const fn step(&self) -> Option<u64> {
         match &self.0 {

@@ -23,16 +23,17 @@ use window::Shares;
 ///
 /// A `Plan` is a small value, except for a [`RecordList`] without a [`step`](RecordList::step). It computes any batch
 /// of any epoch in O(1): to resume, start at another step. With a schedule of batch sizes
-/// ([`PlanBuilder::batches`]) it takes O(1) for each size.
+/// ([`PlanBuilder::batches`]), the time grows with the number of sizes, at most 16.
 ///
-/// In each epoch, the shuffle permutes positions. The record of a position is the position itself,
-/// or the number that the plan's [`RecordList`] has there. With one batch size, and without
-/// [`Shuffle::Window`], full step `s` of rank `r` covers the `batch` positions that start at `(s *
-/// world + r) * batch`: all ranks together go through the positions in order.
+/// In each epoch, the shuffle puts positions in an order. The record of a position is the position itself, or the
+/// number that the plan's [`RecordList`] has there. With one batch size, and without [`Shuffle::Window`], full step `s`
+/// of rank `r` takes `batch` places of this order, from place `(s * world + r) * batch` on: all ranks together go
+/// through the order.
 ///
 /// With [`Shuffle::Window`], each rank has its own part of the order, which also depends on the number of ranks, the
-/// batch size and [`PlanBuilder::steps`]. Step `s` of rank `r` starts at position `(r * full + s) * batch` if `s` is
-/// below `full`, the number of steps in which every rank has a whole batch and no position comes again.
+/// batch size and [`PlanBuilder::steps`]. With one batch size, step `s` of rank `r` starts at place
+/// `(r * full + s) * batch` if `s` is below `full`, the number of steps in which every rank has a whole batch and no
+/// place comes again.
 ///
 /// The number of ranks and the batch size may change between any two steps; see [`resume`](Self::resume).
 ///
@@ -139,8 +140,8 @@ impl Plan {
         Self { rank, world, ..self.clone() }.checked()
     }
 
-    /// Returns this plan over other records of the data set, for example to separate training and validation: a range, or
-    /// any list of numbers ([`RecordList`]). Record indices stay the indices in the data set.
+    /// Returns this plan over other records of the data set, for example to separate training and validation: a range,
+    /// or any list of numbers ([`RecordList`]). Record indices stay the indices in the data set.
     ///
     /// # Errors
     ///
@@ -161,7 +162,7 @@ impl Plan {
         Self { records: list.len(), list, ..self.clone() }.checked()
     }
 
-    /// Returns the number of positions in an epoch: that of the records, each as often as the plan's list has it.
+    /// Returns the number of positions of the plan's list: a record counts as often as the list has it.
     /// [`LastBatch`] and [`PlanBuilder::steps`] decide whether an epoch drops or repeats some of them.
     #[must_use]
     pub const fn records(&self) -> u64 {
@@ -174,7 +175,7 @@ impl Plan {
         &self.list
     }
 
-    /// Returns the number of steps that [`PlanBuilder::steps`] set.
+    /// Returns the number of steps that [`PlanBuilder::steps`] set, or `None` if it was not called.
     #[must_use]
     pub const fn epoch_steps(&self) -> Option<u64> {
         self.steps
@@ -187,8 +188,9 @@ impl Plan {
         self.batches().fold(0, |most, (_, batch)| most.max(batch))
     }
 
-    /// Returns the batch sizes as [`PlanBuilder::batches`] takes them: a number of steps, and the number of records in a
-    /// batch of one rank during these steps. The number of steps of the last size is [`u64::MAX`].
+    /// Returns the batch sizes as [`PlanBuilder::batches`] takes them: a number of steps, and the number of records in
+    /// a batch of one rank during these steps. Sizes for 0 steps are left out. The number of steps of the last size is
+    /// [`u64::MAX`].
     pub fn batches(&self) -> impl Iterator<Item = (u64, u64)> + use<> {
         self.early.clone().into_iter().chain([(u64::MAX, self.batch)])
     }
@@ -223,12 +225,12 @@ impl Plan {
         self.last_batch
     }
 
-    /// Returns the number of steps of this rank in an epoch. It is the same for every epoch unless a schedule changes the
-    /// batch size ([`PlanBuilder::batches`]).
+    /// Returns the number of steps of this rank in an epoch. It is the same for every epoch unless a schedule changes
+    /// the batch size ([`PlanBuilder::batches`]).
     ///
     /// With [`LastBatch::Drop`] and [`LastBatch::Wrap`], it is at least 1 and the same for every rank. With
-    /// [`LastBatch::Keep`], ranks may differ by one step, and a rank may have 0 steps if the plan has fewer records than
-    /// ranks.
+    /// [`LastBatch::Keep`], ranks may differ by one step, and a rank may have 0 steps if the plan has fewer records
+    /// than ranks.
     #[must_use]
     pub fn steps(&self, epoch: u64) -> u64 {
         self.epoch(epoch).end()
@@ -248,7 +250,8 @@ impl Plan {
             let (mut count, mut own, mut longest) = (1, same.steps_of(self.rank), same.steps_of(0));
             if same.ends_within(more) {
                 let rest = epochs.end - epoch;
-                // An epoch that ends with the last step of this size may leave records to the next size: it counts alone.
+                // An epoch that ends with the last step of this size may leave records to the next size: it counts
+                // alone.
                 count = if more == u64::MAX { rest } else { rest.min(((more - 1) / longest).max(1)) };
             } else {
                 let mixed = self.epoch_after(trained);
@@ -261,8 +264,8 @@ impl Plan {
         sum
     }
 
-    /// Returns the record indices of this rank at `step` of `epoch`. Returns `None` if the step is past the end of
-    /// the epoch.
+    /// Returns the record indices of this rank at `step` of `epoch`. Returns `None` if this rank has no such step: from
+    /// [`steps`](Self::steps) on.
     #[must_use]
     pub fn batch(&self, epoch: u64, step: u64) -> Option<BatchIndices> {
         self.epoch(epoch).batch(epoch, step)
@@ -305,8 +308,8 @@ impl Plan {
         self.records - self.full_steps() * self.batch.saturating_mul(self.world)
     }
 
-    /// Whether an epoch ends before or with the last of `more` steps and leaves nothing to other steps after it, for a plan
-    /// with a single batch size.
+    /// Whether an epoch ends before or with the last of `more` steps and leaves nothing to other steps after it, for a
+    /// plan with a single batch size.
     fn ends_within(&self, more: u64) -> bool {
         let (longest, full) = (self.steps_of(0), self.full_steps());
         // The next size takes records that `LastBatch::Drop` would leave out after the last step of this size.
@@ -412,10 +415,11 @@ impl Plan {
 )]
 pub enum LastBatch {
     /// Drops these records in the present epoch. Every rank has the same number of steps. With a
-    /// shuffle, each epoch draws them anew.
+    /// shuffle, each epoch draws anew which records it drops.
     #[default]
     Drop,
-    /// Divides these records evenly among the ranks, as a smaller last batch.
+    /// Divides these records evenly among the ranks, as a smaller last batch. With [`PlanBuilder::steps`], a whole
+    /// epoch has no smaller batch: it drops the records after these steps.
     ///
     /// If some are left, but fewer than there are ranks, some ranks have **one step fewer**. A
     /// collective operation in every step (all-reduce, barrier) can then block forever: let these
@@ -423,7 +427,7 @@ pub enum LastBatch {
     Keep,
     /// Fills the last step with records from the start of the same epoch's order, repeatedly if the epoch is shorter
     /// than a step. Every rank has the same number of whole batches. Without [`PlanBuilder::steps`], no record is
-    /// dropped, and fewer records are repeated than one step of all ranks has.
+    /// dropped, and fewer places are filled with repeated records than one step of all ranks has.
     Wrap,
 }
 

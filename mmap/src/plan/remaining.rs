@@ -122,7 +122,7 @@ impl Plan {
     /// # Errors
     ///
     /// [`PlanError::PartialEpoch`] if a part has more whole steps than the remaining records or the
-    /// steps of the epoch allow.
+    /// steps of the epoch allow, or has steps and a batch size or number of ranks of 0.
     ///
     /// ```
     /// use twinbuf_mmap::{PartialEpoch, Plan};
@@ -193,8 +193,9 @@ impl RemainingEpoch {
     }
 
     /// Returns the steps from [`first`](Self::first) up to, but not including, `step`, for
-    /// [`Plan::resume`]: one part for each entry of the schedule. They must be whole steps: not the last one if it has
-    /// fewer records (`LastBatch::Keep`) or, without [`steps`](super::PlanBuilder::steps), starts the order again
+    /// [`Plan::resume`]: one part for each entry of the schedule that has some of these steps. `step` is at most the
+    /// [`max_steps`](Self::max_steps) of the epoch. The steps must be whole: not the last one if it has fewer records
+    /// (`LastBatch::Keep`) or, without [`steps`](super::PlanBuilder::steps), starts the order again
     /// (`LastBatch::Wrap`).
     #[must_use]
     pub fn parts(&self, step: u64) -> Vec<PartialEpoch> {
