@@ -21,9 +21,10 @@ const SHARED: usize = 256 << 10;
 /// uses memory that other code allocated. A buffer dereferences to its bytes.
 ///
 /// An allocated buffer of 2 MiB or more starts at a multiple of 2 MiB. On Linux, it asks for huge pages
-/// (`MADV_HUGEPAGE`) for every whole 2 MiB block. Huge pages allow larger disk requests in
-/// [`ReadMode::Direct`](crate::ReadMode::Direct), because a request may cover only a limited number of separate memory
-/// pieces (`queue/max_segments`). If the kernel refuses, the buffer uses normal pages.
+/// (`MADV_HUGEPAGE`) for every whole 2 MiB block. Huge pages allow larger disk requests if
+/// [`ReadMode::Direct`](crate::ReadMode::Direct) reads directly into the buffer, because a request may cover only a
+/// limited number of separate memory pieces (`queue/max_segments`). If the kernel refuses, the buffer uses normal
+/// pages.
 ///
 /// ```
 /// let mut slot = twinbuf_mmap::Buffer::new(3 << 20).ok_or("no memory")?;
@@ -74,8 +75,8 @@ impl Buffer {
     }
 
     /// Allocates buffers of these lengths, for example the slots of a ring, without touching them: see
-    /// [`untouched`](Self::untouched). Two or more buffers that take 256 KiB to 2 MiB together, in whole pages, share one
-    /// block of 2 MiB. The block is a huge page where the kernel has one, to copy small records into it faster. The
+    /// [`untouched`](Self::untouched). Two or more buffers that take 256 KiB to 2 MiB together, in whole pages, share
+    /// one block of 2 MiB. The block is a huge page where the kernel has one, to copy small records into it faster. The
     /// last buffer frees the block. Returns `None` if the memory cannot be mapped.
     ///
     /// ```
@@ -97,8 +98,8 @@ impl Buffer {
         }
         let block = Self::untouched(HUGE)?;
         let buffer = |(start, &len)| {
-            // SAFETY: the next buffer starts behind this one's bytes, all of them fit into the block, and the block itself
-            // is not used any more.
+            // SAFETY: the next buffer starts behind this one's bytes, all of them fit into the block, and the block
+            // itself is not used any more.
             unsafe { block.part(start, len) }
         };
         Some(starts.into_iter().zip(lens).map(buffer).collect())
@@ -164,7 +165,8 @@ impl Deref for Buffer {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        // SAFETY: whoever made the buffer promised that the bytes are initialized and that only this buffer reaches them.
+        // SAFETY: whoever made the buffer promised that the bytes are initialized and that only this buffer reaches
+        // them.
         unsafe { self.bytes.as_ref() }
     }
 }

@@ -29,7 +29,7 @@ impl Residency {
 
 impl Ranges {
     /// Counts the pages of all shards in the page cache, with `mincore(2)`. It counts the pages from the first to
-    /// the last record of each shard. Linux only.
+    /// the last record of each shard. Linux and Android only.
     ///
     /// The time is proportional to the number of pages. With `cachestat(2)` (Linux 6.5), the call
     /// skips runs of 4096 pages of which none is cached, except on overlayfs and FUSE.
@@ -41,13 +41,13 @@ impl Ranges {
     ///
     /// - [`Error::System`]: a shard could not be mapped, or the system call failed.
     /// - The errors of [`Ranges::read`] for a file that could not be reopened.
-    /// - [`Error::Unsupported`]: the operating system is not Linux.
+    /// - [`Error::Unsupported`]: the operating system is neither Linux nor Android.
     pub fn residency(&self) -> Result<Residency, Error> {
         Residency::of(self.shards())
     }
 
     /// Counts the pages of one batch in the page cache, as [`residency`](Self::residency) does. A
-    /// page that several runs of consecutive records share is counted for each.
+    /// page that several separate byte ranges of the batch share is counted for each.
     ///
     /// # Errors
     ///
@@ -61,17 +61,17 @@ impl Ranges {
     }
 
     /// Asks the kernel to drop the files of all shards from the page cache, including headers, so
-    /// that the next read comes from disk. Linux only.
+    /// that the next read comes from disk. Linux and Android only.
     ///
     /// The call first writes each file to disk (`fsync`), because `posix_fadvise(POSIX_FADV_DONTNEED)` drops only
     /// clean pages. Pages that another data set or process has mapped and touched stay in the cache. File systems in
-    /// memory (tmpfs) keep all pages. [`residency`](Self::residency) shows the remaining pages.
+    /// memory (tmpfs) keep all pages. [`residency`](Self::residency) shows the remaining pages of the records.
     ///
     /// # Errors
     ///
     /// - [`Error::System`]: the system call failed.
     /// - The errors of [`Ranges::read`] for a file that could not be reopened.
-    /// - [`Error::Unsupported`]: the operating system is not Linux.
+    /// - [`Error::Unsupported`]: the operating system is neither Linux nor Android.
     pub fn evict(&self) -> Result<(), Error> {
         self.shards().iter().try_for_each(|shard| system::evict(&shard.file))
     }

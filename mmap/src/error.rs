@@ -24,7 +24,8 @@ pub enum Error {
     /// The stride is 0.
     #[error("the stride from a record to the next needs at least one row, found 0")]
     ZeroStride,
-    /// A folder contains no files, or a pattern matches none or is invalid.
+    /// A folder contains no files (names that start with a dot do not count), or a pattern matches none, is invalid or
+    /// is not UTF-8.
     #[error("{path:?}: no files: name a folder with files, or another pattern")]
     NoFiles {
         /// The folder or pattern.
@@ -54,10 +55,10 @@ pub enum Error {
         found: &'static str,
     },
     /// The file was written to since it was opened, or, for a file that is not kept open, another file now has its
-    /// path. A [`Reader`](crate::Reader) of batches checks the time of the last change in each epoch after `begin`, one
-    /// of groups at each read. A file that is not kept open is reopened for each use, and its device and inode are compared too. A
-    /// file that is shorter than it was counts as truncated, whatever is in it: reads that need the missing bytes are
-    /// [`Error::Truncated`], others succeed.
+    /// path. A [`Reader`](crate::Reader) of batches checks the time of the last change after `begin`, at the first read
+    /// of each higher epoch, one of groups at each read. A file that is not kept open is reopened for each use, and its
+    /// time, device and inode are compared. If it is still the same file, but shorter than it was, it counts as
+    /// truncated, whatever is in it: reads that need the missing bytes are [`Error::Truncated`], others succeed.
     #[error("{path:?}: replaced or written to since it was opened: do not change data files in use")]
     Replaced {
         /// The file.
@@ -144,7 +145,7 @@ pub enum Error {
     /// The file or model has no tensor or array with this name.
     #[error("{path:?}: no such tensor or array: wanted {wanted:?}, found {}", few(found))]
     NoTensor {
-        /// The file.
+        /// The file, or the first path that was given of a model.
         path: PathBuf,
         /// The requested name.
         wanted: String,
@@ -199,7 +200,7 @@ pub enum Error {
         /// The number of bytes that the read returned. They end at `offset`.
         found: u64,
     },
-    /// The system call to read the file failed.
+    /// A system call to read the file failed.
     #[error("{path:?}: cannot be read at byte {offset}")]
     Read {
         /// The file.

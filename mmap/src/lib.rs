@@ -12,15 +12,16 @@
 //!   epoch and step in O(1), with the same result on every machine. To resume, start at another step.
 //! - [`Reader`] reads the batches of a loop into the caller's buffer and prefetches the next
 //!   batches. On Linux, data that fits in memory is read through the page cache by default, the
-//!   rest with direct I/O ([`ReadMode`]). Reading bytes that a truncation removed returns an
+//!   rest with direct I/O where all files support it ([`ReadMode`]). Reading bytes that a truncation removed returns an
 //!   [`Error`] with path and offset. [`Ranges::read`] reads one batch without prefetch.
-//! - [`Ranges::residency`] counts cached pages, and [`Ranges::evict`] drops them, to measure cold reads (Linux).
+//! - [`Ranges::residency`] counts cached pages, and [`Ranges::evict`] asks the kernel to drop them, to measure cold
+//!   reads (Linux, Android).
 //!
 //! This crate does not:
 //!
-//! - fill a buffer during training; the crate `twinbuf` does. This crate starts threads only for direct I/O (where
-//!   `io_uring` is missing or refused, and one if a reader is dropped during reads), and during
-//!   [`Ranges::fingerprint`] of many files.
+//! - fill a buffer in the background during training; the crate `twinbuf` does. This crate starts threads only for
+//!   direct I/O (where `io_uring` is missing or refused, and one if a reader is dropped during reads), and during
+//!   [`Ranges::fingerprint`] of more than 64 files.
 //! - convert records when it reads them: records keep the type and byte order of the file ([`DType`],
 //!   little-endian). [`transform`] converts numbers on request.
 //! - write or decompress files.

@@ -8,20 +8,23 @@ use std::time::Duration;
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct ReadStats {
-    /// The number of bytes delivered to the caller.
+    /// The number of bytes delivered to the caller, with the gaps between the tensors of a group.
     pub bytes: u64,
-    /// The number of bytes read from disk, including prefetched bytes of later batches. On systems
-    /// other than Linux, and on file systems that do not count disk reads, only direct I/O counts.
+    /// The number of bytes read from disk, including prefetched bytes of later batches. Direct reads into the reader's
+    /// buffers count when they are requested. On systems other than Linux and Android, and on file systems that do not
+    /// count disk reads, only direct I/O counts.
     pub disk: u64,
-    /// The number of bytes in accepted prefetch requests, also for pages that were already in
+    /// The number of bytes in accepted prefetch requests to the page cache, also for pages that were already in
     /// memory. A touch ahead of a sequential read counts as 128 KiB.
     pub hinted: u64,
-    /// The number of prefetch requests to the page cache. One may cover many ranges, or take several system calls.
+    /// The number of prefetch requests to the page cache, including failed ones. One may cover many ranges, or take
+    /// several system calls.
     pub hints: u64,
-    /// The number of prefetch requests that failed. This fails no read.
+    /// The number of prefetch requests to the page cache that failed, which fails no read. A request for a batch with a
+    /// record that does not exist counts too.
     pub failed: u64,
-    /// The time spent in prefetch requests to the page cache. They start reads and do not wait for
-    /// them, but the calls take time.
+    /// The time spent in prefetch requests to the page cache. They start reads and do not wait for the bytes, but the
+    /// calls take time, for example while the queue of a slow disk is full.
     pub hint_time: Duration,
 }
 
@@ -41,10 +44,11 @@ impl std::ops::AddAssign for ReadStats {
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct ReadChoice {
-    /// The size in bytes of the files from the first to the last record of the plan; of the groups'
-    /// data for a reader of groups.
+    /// The size in bytes of the files from the lowest to the highest record of the plan; for a reader of groups, the
+    /// size of what it reads for all groups.
     pub data: u64,
-    /// The part of `data`, in bytes, that is read through the page cache. The rest is read with direct I/O.
+    /// The part of `data`, in bytes, that is read through the page cache. The rest is read with direct I/O. For a
+    /// reader of groups, the part can be smaller, because files can have bytes of no group.
     pub cached: u64,
     /// The available memory in bytes when the reader was created, without what other readers of the
     /// process count on. `None` if it did not affect the choice or is unknown.

@@ -1,9 +1,9 @@
 //! Decides how much of a data set is read through the page cache, and how much memory the direct reads of the rest get.
 //! All readers of a process share the memory.
 //!
-//! Each reader with [`ReadMode::Auto`] or [`ReadMode::Direct`] has a [`Claim`]: the memory that it counts on. A later
-//! reader gets what the claims leave. Bytes that two readers of a process have in the page cache count once. So do the
-//! bytes that the ranks of one machine have there.
+//! Each reader with [`ReadMode::Direct`], or with [`ReadMode::Auto`] where the memory that is left is known, has a
+//! [`Claim`]: the memory that it counts on. A later reader gets what the claims leave. Bytes that two readers of a
+//! process have in the page cache count once. So do the bytes that the ranks of one machine have there.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -78,7 +78,8 @@ impl Readers {
             _ => return Ok(Share::all(wish.data, None)),
         };
         let ranks = limit::ranks_here();
-        // No system call is made under this lock. If another thread forks while it is locked, it stays locked in the child.
+        // No system call is made under this lock. If another thread forks while it is locked, it stays locked in the
+        // child.
         let mut readers = lock(&self.0);
         let others = || Others::new(readers.iter().filter_map(Weak::upgrade));
         let share = left.map_or_else(|| wish.past(), |left| wish.fitting(left, &others(), ranks));

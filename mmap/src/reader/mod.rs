@@ -49,40 +49,44 @@ pub enum ReadMode {
     /// The reader takes the memory available when it is created (of the machine, or of a control group if that is less;
     /// the page cache counts as available) and leaves one sixteenth of it free. If the data of the plan fits in the
     /// rest, the reader uses the page cache for all of it. If not, it reserves buffers for direct I/O (up to 32 MiB,
-    /// plus up to one and an eighth windows with [`Shuffle::Window`](crate::Shuffle::Window)). It reads the first part
-    /// of the data set, as large as the remaining memory, through the page cache. This part stays in the page cache,
-    /// and later epochs read only the other part from disk. Ranks on one machine share these pages. So do the readers
-    /// of a process: each counts on what the earlier ones leave, and bytes that two of them read count once.
+    /// plus up to one and an eighth windows with [`Shuffle::Window`](crate::Shuffle::Window); up to 10 MiB for groups).
+    /// It reads the first part of the data, as large as the remaining memory, through the page cache. Direct I/O leaves
+    /// this part in the page cache, and later epochs read only the other part from disk. Ranks on one machine share
+    /// these pages. So do the readers of a process: each counts on what the earlier ones leave, and bytes that two of
+    /// them keep in the page cache count once.
     ///
-    /// The kernel can reclaim page cache memory when programs need it, and then reads these pages
-    /// again. [`Reader::choice`](crate::Reader::choice) returns the choice. All data is read
-    /// through the page cache on systems other than Linux, with less than about 16 MiB of memory
-    /// for a rank, and if a file has no direct I/O, is in memory (tmpfs), is on FUSE or is reopened for each use.
+    /// The kernel can reclaim page cache memory when programs need it. The next epoch then reads these pages from disk
+    /// again. [`Reader::choice`](crate::Reader::choice) returns the choice. All data is read through the page cache if
+    /// the available memory is unknown (as on systems other than Linux) or less than about 16 MiB for a rank, and if a
+    /// file has no direct I/O, is in memory (tmpfs), is on FUSE or is reopened for each use.
     #[default]
     Auto,
     /// Reads through the page cache, with a system call for each contiguous run of records (`pread`
-    /// on Unix, `seek_read` on Windows). On Linux, four or more scattered runs of up to 4 KiB are
-    /// copied from the mapping, many per call (`process_vm_writev`), and so are longer ones once 32
-    /// MiB were found in the page cache without a gap: up to 16 KiB, and any into huge pages of the
-    /// slot. The pages copied from count as resident memory of the process.
+    /// on Unix, `seek_read` on Windows). On Linux, if the kernel permits it, four or more scattered runs of up to
+    /// 4 KiB are copied from the mapping, many per call (`process_vm_writev`). Where the file system counts disk reads,
+    /// so are longer runs once 32 MiB were found in the page cache without a gap: up to 16 KiB, and any into huge pages
+    /// of the slot. Files on FUSE, reopened for each use or changed since they were opened are not copied from. The
+    /// pages copied from count as resident memory of the process.
     Pread,
-    /// Reads with direct I/O, past the page cache: `O_DIRECT` on Linux, `FILE_FLAG_NO_BUFFERING` on
+    /// Reads with direct I/O, past the page cache: `O_DIRECT` on Linux and Android, `FILE_FLAG_NO_BUFFERING` on
     /// Windows. On other systems it is an error.
     ///
     /// Up to 96 reads with up to 8 MiB in total are in flight, with `io_uring` if the kernel and the container allow it
-    /// (on x86-64 and aarch64), otherwise up to 32, with as many threads. They fill buffers of the reader
+    /// (Linux on x86-64 and aarch64), otherwise up to 32, with as many threads. They fill buffers of the reader
     /// ([`Reader::memory`](crate::Reader::memory)), and the reader copies batches from these buffers.
     ///
-    /// A run of 4 MiB or more is read directly into the caller's buffer, except for up to three blocks at its ends.
-    /// This is fastest with a [`Buffer`](crate::Buffer): bytes that are not aligned for the disk are moved. Do not call
-    /// `fork` during such a read (NOTES in `open(2)`). Files that are reopened for each use (see
-    /// [`Options::open`](crate::Options::open)) and files on FUSE are also read directly into the caller's buffer.
+    /// A run of 4 MiB or more is read directly into the caller's buffer, on the thread that asks for it, except for up
+    /// to three blocks at its ends. This is fastest with a [`Buffer`](crate::Buffer): bytes that are not aligned for
+    /// the disk are moved. If the kernel cannot pin the memory, the run is copied. Do not call `fork` during such a
+    /// read (NOTES in `open(2)`). Files that are reopened for each use (see [`Options::open`](crate::Options::open))
+    /// and files on FUSE are also read directly into the caller's buffer.
     ///
     /// If no thread uses the reader during a `fork`, it works in the child too, but waits for each
     /// read before it starts the next. Create a new reader in the child instead.
     ///
-    /// The page cache is neither used nor filled: a record that was read before is read from the disk again. The reader
-    /// opens each file a second time: through `/proc/self/fd` on Linux, through its handle on Windows.
+    /// The page cache is neither used nor filled: each epoch reads the records from the disk again. The reader opens
+    /// each file a second time: through `/proc/self/fd` on Linux, through its handle on Windows. Files that are
+    /// reopened for each use are opened twice at each use.
     Direct,
 }
 
@@ -123,8 +127,8 @@ const LANES: [u64; 2] = [16 << 20; 2];
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
-/// Its drop waits 0.5 s at most for reads ahead past the page cache. After that a thread waits for them, with their memory
-/// and their files.
+/// A drop waits up to 0.5 s for direct reads in flight. After that a thread waits for them, with their memory and their
+/// files. If the system starts no thread, the drop waits for all of them.
 pub struct Reader<D: Units = Arc<Ranges>> {
     data: D,
     source: Source,
@@ -136,7 +140,7 @@ pub struct Reader<D: Units = Arc<Ranges>> {
 }
 
 impl Reader {
-    /// Creates a reader for batches of `plan`. The plan's range, shuffle, batch size and number of
+    /// Creates a reader for batches of `plan`. The plan's records, shuffle, batch size and number of
     /// ranks affect how the files are read.
     ///
     /// # Errors
@@ -144,8 +148,8 @@ impl Reader {
     /// With [`ReadMode::Direct`]:
     ///
     /// - [`Error::Unsupported`]: the operating system has no direct I/O.
-    /// - [`Error::System`]: the kernel or the file system refuses direct I/O.
-    /// - [`Error::Replaced`] and the other errors of reopening a file that is not kept open.
+    /// - [`Error::System`]: the kernel or the file system refuses direct I/O, or opening a file a second time fails.
+    /// - [`Error::Replaced`] and the other errors of [`Ranges::read`] for a file that is not kept open.
     pub fn new(ranges: Arc<Ranges>, plan: &Plan, mode: ReadMode) -> Result<Self, Error> {
         Self::with_memory(ranges, plan, mode, (&READERS, limit::memory_left()))
     }
@@ -172,7 +176,8 @@ impl Reader {
         let share = memory.0.decide(&wish, memory.1)?;
         let batch = plan.batch_records().saturating_mul(ranges.mean_len());
         let mut ahead = Ahead::new(batch.max(PREFETCH), 0, share.windows);
-        // In an epoch, the reader reads one of so many records: other ranks read the rest, or the plan's list leaves it out.
+        // In an epoch, the reader reads one of so many records: other ranks read the rest, or the plan's list leaves it
+        // out.
         let left_out = (range.end - range.start) / plan.list().len().max(1);
         ahead.stretches = Around::pays(ranges.stride(), plan.world().saturating_mul(left_out.max(1)));
         Ok(Self::with_share(ranges, share, mode == ReadMode::Direct, ahead))
@@ -198,7 +203,7 @@ impl Reader<crate::Groups> {
     /// caller's memory for the groups: with [`ReadMode::Auto`], the page cache gets what is left.
     ///
     /// A read of 4 MiB or more past the page cache starts when the caller requests it: to read a group while another is
-    /// in use, read on another thread, as `twinbuf::stream` does. Shorter reads of the next groups start earlier if
+    /// in use, read on another thread, as `twinbuf::stream` does. Shorter reads of the next groups can start earlier if
     /// [`begin`](Self::begin) has their order.
     ///
     /// ```
@@ -242,12 +247,13 @@ impl Reader<crate::Groups> {
     ///
     /// Past the page cache, 4 MiB or more are read directly into `out`, except for up to three
     /// blocks at the ends. Bytes are moved by less than a block if `out` does not begin as far into
-    /// a block of memory as `start` is into a block of the file.
+    /// a block of memory as `start` is into a block of the file. If the kernel cannot pin `out`, the bytes are copied.
     ///
     /// # Errors
     ///
-    /// [`Error::NoSuchRecord`] if there is no such file; [`Error::Truncated`], [`Error::Read`], and errors of reopening
-    /// a file. It does not check whether a file that is kept open was written to.
+    /// [`Error::NoSuchRecord`] if there is no such file; [`Error::Truncated`], [`Error::Read`], and, for a file that is
+    /// not kept open, [`Error::System`] and the errors of reopening it, as for [`Ranges::read`]. It does not check
+    /// whether a file that is kept open was written to. After an error, the contents of `out` are unspecified.
     pub fn read_bytes(&self, file: usize, start: u64, out: &mut [u8]) -> Result<(), Error> {
         let shards = self.groups().model().shards();
         if file >= shards.len() {
@@ -288,11 +294,12 @@ impl<D: Units> Reader<D> {
     }
 
     /// Sets the list of the next units, in read order, and discards the previous list. The reader prefetches along
-    /// this list.
+    /// this list. The call itself requests nothing.
     ///
-    /// [`read`](Self::read) requests further units of the list where that helps. The caller may read other units, and
-    /// several at the same time; these reads benefit less from prefetch. The iterator must not call this reader: a read
-    /// that takes units from it holds the lock that the call would wait for.
+    /// Each [`read`](Self::read) requests further units of the list where that helps. The caller may read other units,
+    /// and several at the same time; these reads benefit less from prefetch. The iterator must not call
+    /// [`begin`](Self::begin) or [`read`](Self::read) of this reader: a read that takes units from it holds the lock
+    /// that the call would wait for.
     pub fn begin(&self, units: impl IntoIterator<Item = D::Unit, IntoIter: Send + 'static>) {
         *lock(&self.checked) = None;
         self.ahead.begin(&self.source, Box::new(units.into_iter()));
@@ -301,14 +308,17 @@ impl<D: Units> Reader<D> {
     /// Reads a unit, a batch or the index of a group, into the start of `out`. Returns its size in bytes.
     ///
     /// It also requests the next units where that helps, as far as the prefetch window reaches, and does not wait for
-    /// them. Past the page cache, a part of a group of 4 MiB or more in one place of a file is read without a copy,
-    /// except for up to three blocks at its ends, if `out` starts at a page boundary, as a new
-    /// [`Buffer`](crate::Buffer) does.
+    /// their bytes. Past the page cache, a part of a group of 4 MiB or more in one place of a file is read directly
+    /// into `out`, except for up to three blocks at its ends. Its bytes are not moved if its tensors are at multiples
+    /// of their element sizes in the file, and `out` starts at a page boundary, as a new [`Buffer`](crate::Buffer)
+    /// does.
     ///
     /// # Errors
     ///
-    /// The errors of [`Ranges::read`]; [`Error::Replaced`] if a file was written to, and [`Error::Open`] if the system
-    /// cannot tell. All files of batches are checked in each epoch after `begin`, those of a group at each read.
+    /// - The errors of [`Ranges::read`]. [`Error::NoSuchRecord`] also if there is no such group.
+    /// - [`Error::Replaced`] if a file was written to, and [`Error::Open`] if the system cannot tell. After `begin`,
+    ///   the first read of each higher epoch checks all files of the batches. Each read of a group checks its files.
+    /// - [`Error::System`] if a file that is not kept open could not be reopened for direct I/O.
     pub fn read(&self, unit: &D::Unit, out: &mut [u8]) -> Result<usize, Error> {
         let mut stats = ReadStats::default();
         let bytes = self.data.size(unit)?;
@@ -328,7 +338,7 @@ impl<D: Units> Reader<D> {
 
     /// Returns the most bytes that two parts of the reader take: the buffers for direct I/O, and
     /// the list of what was prefetched of small records. The list has 1 MiB for each TiB that is
-    /// read through the page cache, at most 4 MiB, and is rounded down to pages of 4 KiB.
+    /// read through the page cache, at most 4 MiB. Its size is rounded down to pages of 4 KiB.
     #[must_use]
     pub fn memory(&self) -> u64 {
         let around = Around::memory(self.ahead.covered(self.data.shards(), &self.source));
@@ -349,8 +359,9 @@ impl<D: Units> Reader<D> {
         self.share.choice
     }
 
-    /// Returns whether the reader reads all files through the page cache, and found there each of the last 16 MiB that
-    /// it was asked for or requested. `false` if the file system does not count disk reads. Does not wait for a read.
+    /// Returns whether the reader reads all files through the page cache, and found there all of the last 16 MiB that
+    /// it was asked for or requested. `false` if the file system of the first file does not count disk reads. Does not
+    /// wait for a read.
     #[must_use]
     pub fn is_in_memory(&self) -> bool {
         let missing = self.ahead.missing.load(Relaxed);
@@ -383,11 +394,12 @@ impl<D: Units> fmt::Debug for Reader<D> {
 
 impl Ranges {
     /// Reads the records of `batch` in batch order into the start of `out`, through the page cache and without
-    /// prefetch. Returns the number of bytes read.
+    /// prefetch. Returns the number of bytes that it filled.
     ///
-    /// Each contiguous run of records in a file takes a system call. On Linux, one call reads up to 1024 small
-    /// scattered runs. Bytes shared by overlapping windows of a run are read once and then copied inside `out`. If a
-    /// file is truncated during the read, the call returns an error for missing bytes and cannot raise SIGBUS.
+    /// Each contiguous run of records in a file takes a system call. On Linux, if the kernel permits it, one call reads
+    /// up to 1024 scattered runs of up to 4 KiB. Bytes shared by overlapping windows of a run are read once and then
+    /// copied inside `out`. If a file is truncated during the read, the call returns an error for missing bytes and
+    /// cannot raise SIGBUS.
     ///
     /// # Errors
     ///
@@ -396,7 +408,7 @@ impl Ranges {
     /// - [`Error::Truncated`]: a file became shorter after it was opened.
     /// - [`Error::Read`]: a read failed.
     /// - [`Error::Replaced`], [`Error::NotFound`], [`Error::PermissionDenied`],
-    ///   [`Error::NotAFile`], [`Error::Open`]: a file that is not kept open could not be reopened.
+    ///   [`Error::NotAFile`], [`Error::Open`]: a file that is not kept open could not be reopened, or has changed.
     ///
     /// After every error except `BufferTooSmall`, the contents of `out` are unspecified.
     pub fn read(&self, batch: &BatchIndices, out: &mut [u8]) -> Result<usize, Error> {

@@ -1,4 +1,5 @@
-//! Reads bytes with direct I/O ahead of their use: many requests in flight, into memory that is used again and again.
+//! Reads bytes with direct I/O, most of them ahead of their use: many requests in flight, into memory that is used
+//! again and again.
 //!
 //! The memory has two lanes. One is for prefetched bytes. The other is for bytes that are needed now but were not
 //! prefetched; its memory is soon free again. Each lane is a [`Ring`]: requests get memory in the order of use, and
@@ -21,8 +22,8 @@ use crate::ranges::{Extent, Shard};
 /// The most bytes of one request. A few requests of this size in flight suffice for the full speed of a disk.
 const REQUEST: u64 = 2 << 20;
 
-/// The reader gives up a request of the lane [`NOW`] after this many later calls of [`Stream::ask_now`]: the read that made
-/// it may have failed. A read that is only slow makes it again.
+/// The reader gives up a request of the lane [`NOW`] after this many later calls of [`Stream::ask_now`]: the read that
+/// made it may have failed. A read that is only slow makes it again.
 const ASKS: u64 = 100;
 
 /// Bytes that are copied between two checks for finished requests.
@@ -57,8 +58,8 @@ struct Lane {
     requests: VecDeque<Request>,
     /// The number of the oldest request.
     first: u64,
-    /// The position. AHEAD: the bytes of the batches or groups that the reader has read since `Reader::begin`, and of the
-    /// one that it is reading. NOW: the number of calls of [`Stream::ask_now`].
+    /// The position. AHEAD: the bytes of the batches or groups that the reader has read since `Reader::begin`, and of
+    /// the one that it is reading. NOW: the number of calls of [`Stream::ask_now`].
     used: u64,
 }
 
@@ -83,8 +84,8 @@ struct Request {
     own_end: u64,
     /// The position in its lane after which the request is not needed any more.
     until: u64,
-    /// Once the read has ended: the memory, and the number of bytes that were read. They are fewer than requested at the
-    /// end of the file, for example.
+    /// Once the read has ended: the memory, and the number of bytes that were read. They are fewer than requested at
+    /// the end of the file, for example.
     result: Option<io::Result<(Arc<Buffer>, usize)>>,
     /// The place in the ring up to which its memory reaches.
     place: u64,
@@ -270,7 +271,8 @@ impl Stream {
             };
             if let Some((tag, request)) = before.filter(has) {
                 let end = end.min(request.bytes.end);
-                // Not for a request of the lane NOW: the read that made it takes its bytes, and perhaps no other read does.
+                // Not for a request of the lane NOW: the read that made it takes its bytes, and perhaps no other read
+                // does.
                 if lane == AHEAD && tag % 2 == AHEAD as u64 {
                     request.left += wanted(end);
                     request.own_end = request.own_end.max(at + wanted(end));

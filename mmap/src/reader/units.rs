@@ -6,8 +6,8 @@ use std::sync::Arc;
 use crate::ranges::{Extent, Ranges, Shard};
 use crate::{BatchIndices, Error};
 
-/// The data of a [`Reader`](crate::Reader): `Arc<Ranges>`, whose units are batches, or `Groups`, whose units are groups of
-/// tensors. Other types cannot implement it.
+/// The data of a [`Reader`](crate::Reader): `Arc<Ranges>`, whose units are batches, or `Groups`, whose units are
+/// indices of groups of tensors. Other types cannot implement it.
 pub trait Units: Sealed {}
 
 impl<D: Sealed> Units for D {}
@@ -43,8 +43,8 @@ pub trait Sealed: Debug + Send + Sync {
     }
 
     /// Calls `ask` for each extent to request before `unit` is read. `windows`: whether to request whole chunks of a
-    /// windowed shuffle. Returns whether it did so for `unit`. `last` is the unit that was requested before it, and what
-    /// the call for that unit returned.
+    /// windowed shuffle. Returns whether it did so for `unit`. `last` is the unit that was requested before it, and
+    /// what the call for that unit returned.
     fn ahead(
         &self,
         unit: &Self::Unit,

@@ -62,9 +62,10 @@ pub(crate) struct Done {
 
 /// A queue of reads. They are handed over in the order of [`push`](Self::push) and end in any order.
 ///
-/// Dropping the queue waits for the reads in flight, for [`LEAVE`] at most: a disk may hang. A thread then waits for them
-/// and has their memory. After a `fork`, the child may do nothing with its copy but drop
-/// it. That changes nothing that the parent uses, and leaks the memory of the reads in flight.
+/// Dropping the queue waits for the reads in flight, for [`LEAVE`] at most: a disk may hang. A thread then waits for
+/// them and has their memory. If the system starts no thread, the drop waits for all of them. After a `fork`, the child
+/// may do nothing with its copy but drop it. That changes nothing that the parent uses, and leaks the memory of the
+/// reads in flight.
 #[derive(Debug, Default)]
 pub(crate) struct Queue {
     reads: Reads,
@@ -157,8 +158,8 @@ impl Queue {
         let running =
             running.get_or_insert_with(|| Running { engine: engine(), process: std::process::id() });
         reads.queued.push_back(read);
-        // If `push` only queued reads, the disk would be idle while the caller pushes a long list. Starting reads may take a
-        // system call, so do it once per `TOGETHER` reads.
+        // If `push` only queued reads, the disk would be idle while the caller pushes a long list. Starting reads may
+        // take a system call, so do it once per `TOGETHER` reads.
         if reads.queued.len() % TOGETHER == 0 {
             running.engine.reap(reads);
             if reads.is_low() {
