@@ -63,8 +63,8 @@ impl Ranges {
     /// Asks the kernel to drop the files of all shards from the page cache, including headers, so
     /// that the next read comes from disk. Linux and Android only.
     ///
-    /// The call first writes each file to disk (`fsync`), because `posix_fadvise(POSIX_FADV_DONTNEED)` drops only
-    /// clean pages. Pages that another data set or process has mapped and touched stay in the cache. File systems in
+    /// The call first writes each file to disk (`fsync`), because `posix_fadvise(POSIX_FADV_DONTNEED)` drops only clean
+    /// pages. Pages that another mapping has touched, in this process or another, stay in the cache. File systems in
     /// memory (tmpfs) keep all pages. [`residency`](Self::residency) shows the remaining pages of the records.
     ///
     /// # Errors

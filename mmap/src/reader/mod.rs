@@ -104,6 +104,9 @@ const LANES: [u64; 2] = [16 << 20; 2];
 /// number of readers can use the same files independently. The readers of a process share its memory: see
 /// [`ReadMode::Auto`].
 ///
+/// A drop waits up to 0.5 s for direct reads in flight. After that a thread waits for them, with their memory and their
+/// files. If the system starts no thread, the drop waits for all of them.
+///
 /// # Examples
 ///
 /// ```
@@ -126,9 +129,6 @@ const LANES: [u64; 2] = [16 << 20; 2];
 /// assert_eq!(reader.stats().bytes, 8000);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-///
-/// A drop waits up to 0.5 s for direct reads in flight. After that a thread waits for them, with their memory and their
-/// files. If the system starts no thread, the drop waits for all of them.
 pub struct Reader<D: Units = Arc<Ranges>> {
     data: D,
     source: Source,
@@ -196,7 +196,7 @@ impl Reader<crate::Groups> {
     /// prefetched. Long reads need none, because they go directly to the caller's memory.
     const LANES: [u64; 2] = [8 << 20, 2 << 20];
 
-    /// The maximum memory of a reader of groups in bytes: its buffers for direct I/O.
+    /// The maximum of [`memory`](Self::memory) for a reader of groups, in bytes.
     pub const MEMORY: u64 = Self::LANES[0] + Self::LANES[1];
 
     /// Creates a reader for groups of tensors and chooses how the files are read. `own` is the size in bytes of the
@@ -336,9 +336,9 @@ impl<D: Units> Reader<D> {
         read
     }
 
-    /// Returns the most bytes that two parts of the reader take: the buffers for direct I/O, and
-    /// the list of what was prefetched of small records. The list has 1 MiB for each TiB that is
-    /// read through the page cache, at most 4 MiB. Its size is rounded down to pages of 4 KiB.
+    /// Returns the most bytes that two parts of the reader take: the buffers for direct I/O that the reader copies
+    /// from, and the list of what was prefetched of small records. The list has 1 MiB for each TiB that is read through
+    /// the page cache, at most 4 MiB. Its size is rounded down to pages of 4 KiB.
     #[must_use]
     pub fn memory(&self) -> u64 {
         let around = Around::memory(self.ahead.covered(self.data.shards(), &self.source));
