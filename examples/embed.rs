@@ -1,5 +1,5 @@
-//! Reads a file in batches, computes an embedding of each record, and writes the embeddings to `emb.npy` behind the loop: the
-//! next batch is read and the last embeddings are written while the model runs.
+//! Reads a file in batches, computes an embedding of each record, and writes the embeddings to `emb.npy` behind the
+//! loop: the next batch is read and earlier embeddings are written while the model runs.
 //!
 //! ```sh
 //! cargo run --release --example embed -- any.file emb.npy

@@ -1,8 +1,9 @@
-//! Generates tokens with a model that is larger than the memory it is given: while a layer computes, the next one is read.
+//! Generates tokens with a model that is larger than the memory it is given: while a layer computes, the next one is
+//! read.
 //!
 //! ```sh
 //! cargo run --release --features safetensors --example weights               # 24 layers of 6 MiB in 38 MiB
-//! cargo run --release --features safetensors --example weights -- 24 2048    # layers, and the hidden size: 96 MiB a layer
+//! cargo run --release --features safetensors --example weights -- 24 2048    # layers, hidden size: 96 MiB a layer
 //! ```
 //!
 //! The model is random: gated layers in the shape of Llama's, without attention. A program with a real one opens its

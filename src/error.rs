@@ -10,31 +10,33 @@ use std::time::Duration;
 /// Any error, for example of a data set, a transform or a closure.
 pub type BoxError = Box<dyn std::error::Error + Send + Sync + 'static>;
 
-/// The batch that an error belongs to. Displayed as `train: epoch 0, step 17`, or as `round 3` for a generator.
+/// The batch that an error or a fill in progress belongs to. Displayed as `train: epoch 0, step 17`, or as `round 3`
+/// for a generator without a name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct At {
     /// The name of the loader. `None` if the loader has no name.
     pub loader: Option<Arc<str>>,
     /// The epoch. For a generator, the round. For a stream, the pass.
     pub epoch: u64,
-    /// The step within the epoch. For a stream, the position of the group in the pass. `None` for a generator, because
-    /// rounds have no steps.
+    /// The step within the epoch. For a stream, the position of the group in the pass. `None` for rounds, which have no
+    /// steps: those of a generator, or of a pipe with [`rounds`](crate::pipe::Builder::rounds).
     pub step: Option<u64>,
 }
 
-/// The read in progress of a worker; see [`Epochs::reading`](crate::loader::Epochs::reading).
+/// The fill in progress of a worker; see [`Epochs::reading`](crate::loader::Epochs::reading).
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Reading {
-    /// The batch that the thread is reading.
+    /// The batch that the worker is loading.
     pub at: At,
-    /// The time since the thread started to read the batch.
+    /// The time since the worker began to load the batch, transforms included.
     pub time: Duration,
-    /// The first record of the last request to the data set. `None` before the first request of the batch, and for
+    /// The first record of the last request to the data set. For a pipe, the offset that the source last passed to
+    /// [`Filling::reads`](crate::pipe::Filling::reads). `None` before the first request of the batch, and for
     /// generators and streams.
     pub record: Option<u64>,
-    /// The file of the record, and the record's offset in the file in bytes. `None` without a record, or if the data
-    /// set has no [`locator`](crate::Dataset::locator).
+    /// The file of the record, and the record's offset in the file in bytes. `None` without a record, for a pipe, or if
+    /// the data set has no [`locator`](crate::Dataset::locator) or that finds no file.
     pub file: Option<(PathBuf, u64)>,
 }
 
@@ -42,13 +44,13 @@ pub struct Reading {
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Failure {
-    /// The file.
+    /// The file under its final name, or the folder of the shards. Never the temporary file.
     pub path: PathBuf,
     /// What failed, for example `write` or `fsync`.
     pub call: &'static str,
     /// The offset in the file, in bytes. For `fsync`: the length of the file. For other calls on the whole file: 0.
     pub offset: u64,
-    /// The system's error.
+    /// The system's error, or an error of this crate, such as `another writer has not finished`.
     pub source: Arc<io::Error>,
 }
 
@@ -89,7 +91,7 @@ impl fmt::Display for Reading {
     }
 }
 
-/// The error type of this crate: why a loader could not be built, or why an epoch could not continue.
+/// The error type of this crate, for example why a loader could not be built, or why an epoch could not continue.
 ///
 /// An iterator of batches returns at most one error, after every batch before the one that failed, and then ends.
 ///
@@ -100,26 +102,27 @@ impl fmt::Display for Reading {
 #[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// An option has an invalid value.
+    /// An option or argument is invalid or does not fit the data, or memory cannot be allocated.
     #[error("option `{option}`: wanted {wanted}, found {found}")]
     Option {
-        /// The name of the builder's method or argument.
+        /// The name of the builder's method, or of the argument.
         option: &'static str,
         /// The valid values.
         wanted: String,
-        /// The value that was set.
+        /// The value that was set, or what does not fit.
         found: String,
     },
     /// The files could not be opened as [`read_mode`](crate::loader::LoaderBuilder::read_mode) requires.
     #[error("the files cannot be read as `read_mode` asks for")]
     Open(#[source] twinbuf_mmap::Error),
     /// The data set could not read a batch, or a generator's closure or a source of a pipe failed. For files, the
-    /// source is a [`mmap::Error`](twinbuf_mmap::Error): that of a failed read has path and offset.
+    /// source is a [`mmap::Error`](twinbuf_mmap::Error): that of a failed read has path and offset. Also: a pipe or a
+    /// [driven](crate::loader::LoaderBuilder::driven) loader was used wrongly; the source is then a text.
     #[error("{at}: {}", if at.step.is_none() { "the closure failed" } else { "the batch could not be read" })]
     Load {
         /// The batch or round that failed.
         at: At,
-        /// The error that the data set, the closure or the source returned.
+        /// The error that the data set, the closure or the source returned, or a text.
         source: BoxError,
     },
     /// [`Dataset::read`](crate::Dataset::read) returned `Ok` with a wrong number of bytes.
@@ -127,7 +130,7 @@ pub enum Error {
     Length {
         /// The batch that failed.
         at: At,
-        /// The number of bytes requested: of the batch, or of one part of the batch.
+        /// The number of bytes requested: of one field, or of a part of it.
         wanted: usize,
         /// The number of bytes that the data set reported.
         found: usize,
@@ -135,11 +138,12 @@ pub enum Error {
     /// Foreign code panicked, for example the data set, a transform or a generator's closure.
     #[error("{at}: the {who} panicked: {message}")]
     Panicked {
-        /// The batch or round that failed.
+        /// The batch or round that failed. If a drop or a waker panicked: the next one, or epoch 0 and step 0 in an
+        /// error of `close`.
         at: At,
         /// The part that panicked, for example `data set`, `transform` or `closure`.
         who: &'static str,
-        /// The panic message.
+        /// The panic message, or a text that says that there is none.
         message: String,
     },
     /// A transform does not accept the records of the data set, or it failed on a batch.
@@ -153,7 +157,7 @@ pub enum Error {
     Transform {
         /// The batch that failed. `None` if the error occurred while the loader was built.
         at: Option<At>,
-        /// The error that the transform returned.
+        /// The error that the transform returned, or why its result is refused.
         source: BoxError,
     },
     /// The hook of a generator ([`before`](crate::generate::GeneratorBuilder::before)) returned an error.
@@ -164,7 +168,8 @@ pub enum Error {
         /// The error that the hook returned.
         source: BoxError,
     },
-    /// A call of the device failed, for example to allocate slots, and no call was waiting for a batch.
+    /// A call of the device failed, for example to allocate slots, and no call was waiting for a batch. Also: a tensor
+    /// of a `Group<Cuda>` cannot be used on the given stream.
     #[error("the device failed")]
     Device(
         /// The error of the crate `twinbuf-cuda`.
@@ -180,25 +185,27 @@ pub enum Error {
         source: BoxError,
     },
     /// The batch has no such field or another number of fields, the field has another type, its bytes are no whole
-    /// number of values of the requested type or misaligned for it, or the data set returned a wrong number of lengths.
+    /// number of values of the requested type or misaligned for it, or the data set did not return one length for each
+    /// record.
     #[error("{at}: field {field}: wanted {wanted}, found {found}")]
     Field {
         /// The batch.
         at: At,
-        /// The index of the requested field, from 0.
+        /// The index of the field, from 0. If the number of fields differs: 0.
         field: usize,
-        /// What the batch has, or what the type needs.
+        /// What the batch has or needs, or what the type needs.
         wanted: String,
-        /// The field, the type or the number that was requested, or the size that was found.
+        /// The field, the type or the number of fields that was requested, or the size or the number of lengths that
+        /// was found.
         found: String,
     },
-    /// The requested tensor does not exist in the group, its name is ambiguous, it has another type, or its bytes are no
-    /// whole number of values of the requested type, or misaligned for it.
+    /// The requested tensor does not exist in the group, its name is ambiguous, it has another type, or its bytes are
+    /// no whole number of values of the requested type, or misaligned for it.
     #[error("{at}: tensor {name:?}: wanted {wanted}, found {found}")]
     Tensor {
         /// The group: pass and step.
         at: At,
-        /// The requested name.
+        /// The requested name. If the tensor was found: its full name.
         name: String,
         /// The names of the group's tensors, at most 16, the type and shape of the tensor, or what the requested type
         /// needs.
@@ -207,7 +214,7 @@ pub enum Error {
         /// tensor.
         found: String,
     },
-    /// The slots need more memory than the limit has left.
+    /// The slots and buffers need more memory than the limit has left.
     #[error(
         "option `memory_limit`: wanted at least {wanted} bytes ({sum}), found {limit}{}",
         if *taken > 0 { format!(", of which {taken} are taken") } else { String::new() }
@@ -243,8 +250,8 @@ pub enum Error {
     /// [`Dataset::fingerprint`](crate::Dataset::fingerprint) returned an error.
     #[error("the data set's fingerprint could not be computed")]
     Fingerprint(#[source] BoxError),
-    /// The loader was built before a `fork` and used in the child process. The loading thread exists only in the
-    /// parent process.
+    /// The loader was built with overlap before a `fork` and used in the child process. The loading thread exists only
+    /// in the parent process.
     #[error(
         "{at}: the loading thread stayed in the process that this one was forked from: build after the fork"
     )]
@@ -252,23 +259,25 @@ pub enum Error {
         /// The next batch.
         at: At,
     },
-    /// The next slot still holds an earlier batch that the caller did not drop within the timeout.
+    /// The next slot still holds an earlier batch that the caller did not drop within the
+    /// [`held_timeout`](crate::loader::LoaderBuilder::held_timeout).
     #[error(
         "{at}: wanted the next of {slots} slots, found it held by what the caller received earlier: drop that{}",
         // Only a generator's errors have no step, and it has no option for the number of slots.
         if at.step.is_some() { format!(", or raise `{option}`") } else { String::new() }
     )]
     SlotHeld {
-        /// The batch that could not be loaded.
+        /// The batch that needs the slot.
         at: At,
-        /// The option that sets the number of slots: `depth` or `device_depth`.
+        /// The option that sets the number of slots: `depth` or `device_depth`. `depth` also for generators and pipes,
+        /// whose slots the caller passed.
         option: &'static str,
         /// The number of slots.
         slots: usize,
     },
-    /// A fill did not end within the timeout of [`Loader::close_timeout`](crate::Loader::close_timeout). Its thread
-    /// was detached, unless a driver fills: it ends when the fill returns, and until then keeps the memory that it
-    /// writes to.
+    /// A fill did not end within the timeout of a `close_timeout`, for example
+    /// [`Loader::close_timeout`](crate::Loader::close_timeout). Its thread was detached, unless a driver fills: it ends
+    /// when the fill returns, and until then keeps the memory that it writes to.
     #[error(
         "{} within {:.3} s",
         reading.as_ref().map_or("wanted the end of a load".into(), |reading| format!("{reading}: wanted an end")),
@@ -280,7 +289,8 @@ pub enum Error {
         /// The read in progress, if there still is one.
         reading: Option<Reading>,
     },
-    /// No worker is left: the drivers have dropped theirs, or a bug in this crate ended the loading thread.
+    /// No worker is left: the drivers have dropped theirs, or a bug in this crate ended the loading thread. On a device
+    /// without overlap also: the caller called `next` before a driver filled the slot.
     #[error("{at}: the loading thread is gone")]
     ThreadGone {
         /// The next batch.
@@ -310,7 +320,7 @@ pub enum Error {
     /// A [`Writer`](crate::write::Writer) could not write. Nothing more is written, and the name is as it was.
     #[error(transparent)]
     Write(Failure),
-    /// The trace could not be written. Delivered batches remain valid.
+    /// The trace file could not be created or written. Delivered batches remain valid.
     #[error("{path:?}: the trace could not be written")]
     Trace {
         /// The trace file.

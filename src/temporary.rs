@@ -131,8 +131,8 @@ impl Drop for Temporary {
     }
 }
 
-/// Checks that this process may write a file of `end` bytes: a write past `RLIMIT_FSIZE` raises a signal that ends the
-/// process (setrlimit(2)).
+/// Checks that this process may write a file of `end` bytes: a write past `RLIMIT_FSIZE` raises a signal that, by
+/// default, ends the process (setrlimit(2)).
 ///
 /// # Errors
 ///

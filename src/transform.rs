@@ -68,8 +68,8 @@ impl RecordType {
         self.dtype
     }
 
-    /// Returns the number of elements along each axis, in C order. The shape is empty for a single number. For
-    /// untyped bytes, the shape is the number of bytes.
+    /// Returns the number of elements along each axis, in C order. The shape is empty for a single number. For untyped
+    /// bytes, the shape is the number of bytes. If lengths vary, it is the shape of the longest record.
     #[must_use]
     pub fn shape(&self) -> &[usize] {
         &self.shape
@@ -111,13 +111,15 @@ impl fmt::Display for RecordType {
 /// makes a transform from a function; [`map`] does this for records of any length. Each call of
 /// [`LoaderBuilder::transform`](crate::loader::LoaderBuilder::transform) adds a transform to the chain.
 pub trait RecordTransform: Send {
-    /// Returns the type of a transformed record. `record` is the type before the transform. The returned length must
-    /// be at least 1 byte. [`LoaderBuilder::build`](crate::loader::LoaderBuilder::build) calls this method.
+    /// Returns the type of a transformed record. `record` is the type before the transform. The returned length must be
+    /// at least 1 byte. [`LoaderBuilder::build`](crate::loader::LoaderBuilder::build) and
+    /// [`wanted_slots`](crate::loader::LoaderBuilder::wanted_slots) call this method, and so does the default
+    /// [`apply_one`](Self::apply_one) for each record.
     ///
     /// # Errors
     ///
-    /// Returns an error if this transform does not accept the type. [`build`](crate::loader::LoaderBuilder::build)
-    /// then returns [`Error::Transform`](crate::Error::Transform).
+    /// Returns an error if this transform does not accept the type. The builder's method then returns
+    /// [`Error::Transform`](crate::Error::Transform).
     fn output(&self, record: &RecordType) -> Result<RecordType, BoxError>;
 
     /// Transforms one or more whole records and fills `out` completely. `records` and `out` hold the records one
@@ -128,8 +130,8 @@ pub trait RecordTransform: Send {
     /// # Errors
     ///
     /// May return any error. After an error, the caller receives the earlier batches, then
-    /// [`Error::Transform`](crate::Error::Transform); the epoch then ends. If it panics, the epoch ends with
-    /// [`Error::Panicked`](crate::Error::Panicked). `WouldBlock` puts the work off, as in
+    /// [`Error::Transform`](crate::Error::Transform); the iteration then ends. If it panics, the iteration ends with
+    /// [`Error::Panicked`](crate::Error::Panicked). In a driven loader, `WouldBlock` puts the work off, as in
     /// [`Dataset::read`](crate::Dataset::read).
     fn apply(&mut self, records: &[u8], out: &mut [u8], context: &Context<'_>) -> Result<(), BoxError>;
 
@@ -142,14 +144,15 @@ pub trait RecordTransform: Send {
     ///
     /// # Errors
     ///
-    /// The errors of [`apply`](Self::apply), and an error if `out` is too small.
+    /// The errors of [`apply`](Self::apply) and [`output`](Self::output), and an error if `out` is too small.
     fn apply_one(&mut self, record: &[u8], out: &mut [u8], context: &Context<'_>) -> Result<usize, BoxError> {
         let len = self.output(&RecordType::bytes(record.len()))?.len();
         self.apply(record, front(out, len)?, context)?;
         Ok(len)
     }
 
-    /// Clones the transform for another [worker](crate::loader::LoaderBuilder::workers).
+    /// Clones the transform for another [worker](crate::loader::LoaderBuilder::workers), or for a caller that helps
+    /// ([`pays`](Self::pays)).
     ///
     /// Each worker applies its own to the batches that it reads. For a type that is [`Clone`], return
     /// `Some(Box::new(self.clone()))`. Default: `None`; the loader can then have only one worker.
@@ -325,7 +328,7 @@ fn numbers_mut<T: NoUninit + AnyBitPattern>(out: &mut [u8]) -> Result<&mut [T], 
 /// # use twinbuf::Plan;
 /// # use twinbuf::transform::Context;
 ///
-/// // The first byte of each record is a label. Every other image is flipped.
+/// // The first byte of each record is a label. About half of the images are flipped.
 /// let mut images = per_record(4, |record, image, context| {
 ///     image.copy_from_slice(&record[1..]);
 ///     if context.seed % 2 == 0 {
@@ -383,8 +386,8 @@ where
 
 /// A transform from a function for single records. [`per_record`] and [`map`] return it.
 ///
-/// In tests of a transform that [`map`] returned, call [`apply_one`](RecordTransform::apply_one); it returns the length of
-/// the new record. [`apply`](RecordTransform::apply) does not return the length.
+/// In tests of a transform that [`map`] returned, call [`apply_one`](RecordTransform::apply_one); it returns the length
+/// of the new record. [`apply`](RecordTransform::apply) takes one record too, and does not return the length.
 #[derive(Clone)]
 #[must_use = "a transform does nothing until a loader has it"]
 pub struct Map<F> {
@@ -399,8 +402,8 @@ impl<F> Map<F> {
     /// Declares the type of the transformed records: elements of type `dtype`, with the number of elements along
     /// each axis. Default: untyped bytes. For records of any length, it is the type of the longest.
     ///
-    /// [`build`](crate::loader::LoaderBuilder::build) returns [`Error::Transform`](crate::Error::Transform) if the
-    /// size of this type differs from the bytes of a record.
+    /// [`build`](crate::loader::LoaderBuilder::build) returns [`Error::Transform`](crate::Error::Transform) if the size
+    /// of this type differs from the `out_bytes` of [`per_record`] or the `max_bytes` of [`map`].
     pub fn of(mut self, dtype: DType, shape: impl Into<Vec<usize>>) -> Self {
         self.elements = Some((dtype, shape.into()));
         self

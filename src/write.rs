@@ -25,18 +25,19 @@
 //!
 //! # The file is whole, or not there
 //!
-//! The bytes go to a temporary file next to the target, `.NAME.*.twinbuf-tmp`. [`finish`](Writer::finish) writes the
-//! rest, syncs, and gives the file its name with one rename, in place of an older file or link; it keeps the permissions
-//! of an older file. Without `finish`, after an error, or if the process is killed, the name is as it was. The drop of a
-//! writer removes the temporary file, after the write in progress. If the disk hangs, the drop waits at most 10 s
-//! ([`discard_timeout`](Writer::discard_timeout): as long as you say), and then leaves the thread, which removes the
-//! file when the disk answers. All other calls wait without a limit. On Unix, if the file system has locks, the next
-//! writer of the name removes what a killed process left, and a second writer of a name is refused while the first one
-//! lives, or its thread, or a process that was forked from it meanwhile. Neither happens if the next writer cannot list
-//! the folder or open the temporary file, for example another user's.
+//! The bytes go to a temporary file, or to a folder for shards, next to the target: `.NAME.*.twinbuf-tmp`.
+//! [`finish`](Writer::finish) writes the rest, syncs, and gives the file its name with one rename, in place of an older
+//! file or link; it keeps the permissions of an older file. Without `finish`, after an error, or if the process is
+//! killed, the name is as it was. The drop of a writer removes the temporary file, after the write in progress. If the
+//! disk hangs, the drop waits at most 10 s ([`discard_timeout`](Writer::discard_timeout): as long as you say), and then
+//! leaves the thread, which removes the file when the disk answers. All other calls wait without a limit. On Unix, if
+//! the file system has locks, the next writer of the name removes what a killed process left, and a second writer of a
+//! name is refused while the first one lives, or its thread, or a process that was forked from it meanwhile. Neither
+//! happens if the next writer cannot list the folder or open the temporary file, for example another user's. In a
+//! process forked after `build`, the drop of the writer removes nothing.
 //!
-//! A relative path is relative to the working folder in which the writer is built. If a folder above the file is renamed
-//! before `finish`, then `finish` fails and the temporary file stays.
+//! A relative path is relative to the working folder in which the writer is built. If a folder above the file is
+//! renamed before `finish`, then `finish` fails, or a call before it, and the temporary file stays.
 //!
 //! # Errors
 //!
@@ -47,8 +48,8 @@
 //! # Limits
 //!
 //! One thread writes one file at a time. All rows have the same size. Numbers are written as they are in memory; `.npy`
-//! headers of types with several bytes say little-endian. On Linux, whole blocks go past the page cache (`O_DIRECT`)
-//! where the file system allows it.
+//! headers of types with several bytes say little-endian. On Linux, slots go past the page cache (`O_DIRECT`) where the
+//! file system allows it, except a last one that ends inside of a block of 4096 bytes.
 
 use std::fmt;
 use std::fs::File;
@@ -120,17 +121,18 @@ impl WriterBuilder {
     }
 
     /// Sets the size of a slot in bytes, rounded up to blocks of 4096 bytes: the most that one write has. What
-    /// [`Writer::slot`] returns is at least 4096 bytes smaller. Default: 4 MiB, or as large as one row needs.
+    /// [`Writer::slot`] returns is at least 4096 bytes smaller. Default: 4 MiB. A slot is never smaller than one row
+    /// and 4096 bytes.
     pub fn slot_bytes(mut self, bytes: usize) -> Self {
         self.slot_bytes = bytes;
         self
     }
 
-    /// Writes shards of at most `bytes` bytes of rows, rounded down to whole rows and whole blocks of 4096 bytes. Default:
-    /// one file. The path then names a new folder, and the shards in it are `00000.npy` and so on (`.bin` for raw rows):
-    /// `Records::open_npy(files([path])?, cut)` opens them as one data set.
+    /// Writes shards of at most `bytes` bytes of rows, rounded down to whole rows and whole blocks of 4096 bytes.
+    /// Default: one file. With shards, the path names a new folder. They are `00000.npy` and so on (`.bin` for raw
+    /// rows): `Records::open_npy(files([path])?, cut)` opens them as one data set.
     ///
-    /// What already has the folder's name is not replaced: remove it first. `finish` replaces an empty folder that was made
+    /// `build` refuses a path that exists: remove it first. On Unix, `finish` replaces an empty folder that was made
     /// after `build`.
     pub fn shard_bytes(mut self, bytes: u64) -> Self {
         self.shard_bytes = Some(bytes);
@@ -278,7 +280,8 @@ impl Writer {
     ///
     /// # Panics
     ///
-    /// Panics if the slot has fewer rows. After something was appended, it has none.
+    /// Panics if the slot has fewer rows. It has none before the first `slot`, after an error of `slot`, and after a
+    /// `commit` or a `write`.
     pub fn commit(&mut self, rows: usize) {
         let (bytes, given) = (rows.saturating_mul(self.row), self.given);
         assert!(bytes <= given, "wanted {rows} rows of {} bytes, found a slot of {given} bytes", self.row);

@@ -14,9 +14,9 @@ const FIRST: u64 = 10;
 /// Measures the phases of each step: the loader's phases (`load`, `transform`, `h2d`) and the caller's own phases,
 /// for example `forward`, `backward` and `optimizer`.
 ///
-/// It logs the first 10 steps and every `K`-th step. `Display` prints a summary table. A breakdown that is off only tests
-/// a flag in each call. For a validation, use another breakdown: end the step before it, because time between two steps
-/// is not counted.
+/// [`Breakdown::every(k)`](Breakdown::every) logs the first 10 steps and every `k`-th step. `Display` prints a table. A
+/// breakdown that is off only tests a flag in each call. For a validation, use another breakdown: end the step before
+/// it, because time between two steps is not counted.
 ///
 /// A clone is another handle to the same breakdown: pass one to the loader
 /// ([`LoaderBuilder::breakdown`](crate::loader::LoaderBuilder::breakdown)) and use one in the loop. The lines begin
@@ -77,8 +77,8 @@ impl Breakdown {
         Self { on: Some(Arc::new(Mutex::new(inner))) }
     }
 
-    /// Sends the log lines to `sink`, one line per call, without a newline. Default: standard error. It has no
-    /// effect on a breakdown that is off.
+    /// Sends the log lines of this breakdown and of its clones to `sink`, one line per call, without a newline.
+    /// Default: standard error. It has no effect on a breakdown that is off.
     ///
     /// A line that is logged while `sink` is running, on any thread, is lost.
     ///
@@ -201,7 +201,7 @@ impl fmt::Display for Breakdown {
 debug!([] Breakdown[], |breakdown|
     steps: breakdown.lock().map(|inner| inner.table.total.count));
 
-/// How many steps back the medians reach. The limit keeps memory from growing with the run.
+/// How many times of a phase its median takes. The limit keeps memory from growing with the run.
 const RECENT: usize = 1024;
 
 /// The times of the steps.

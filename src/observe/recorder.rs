@@ -276,7 +276,7 @@ impl Recorder {
     }
 }
 
-/// Measures a loop that iterates over a source other than a loader. It produces the same report.
+/// Measures a loop that iterates over a source other than a loader. It produces the same kind of report.
 ///
 /// Its loads are the waits of the loop: [`Report::advice`] bounds what a thread that loads ahead would save. A loop over
 /// what another thread sends to a device has its recorder from
@@ -352,7 +352,7 @@ impl LoopRecorder {
         self.recorder.ended(at);
     }
 
-    /// Returns a report of where the time went so far.
+    /// Returns a report of where the time went so far. It counts no bytes, [`loads`](Report::loads) or I/O calls.
     #[must_use]
     pub fn report(&self) -> Report {
         self.recorder.report()

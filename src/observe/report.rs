@@ -7,7 +7,7 @@ use twinbuf_mmap::{ReadChoice, ReadStats, Reader, Units};
 
 use super::log::{Event, STEPS, Seen, StageTimes, What};
 
-/// The options that a loader ran with.
+/// Options that a loader ran with, or that [`Report::to_try`] returns.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct Settings {
@@ -30,7 +30,8 @@ pub enum Verdict {
     ComputeBound,
     /// Loads, most of it reading, and most bytes came from a disk.
     DiskBound,
-    /// Loads: reading from memory or by the caller's [`Dataset`](crate::Dataset), or making the items of an iterable.
+    /// Loads: reading from memory, from a disk whose reads the system does not count, or by the caller's
+    /// [`Dataset`](crate::Dataset), or making the items of a pipe or an iterable.
     LoadBound,
     /// Loads, most of it the transforms.
     TransformBound,
@@ -41,7 +42,7 @@ pub enum Verdict {
     /// Batches that were kept after the caller had asked for the next one, by the caller or by another thread. Loads
     /// waited for their slots, and the caller for the loads.
     HeldBound,
-    /// Nothing alone: loads take as long as their use, or less but come late now and then.
+    /// Nothing alone: loads or copies take about as long as the use, or less but come late now and then.
     Balanced,
 }
 
@@ -57,8 +58,9 @@ pub struct EpochTimes {
     pub epoch: u64,
     /// The number of batches that the caller received.
     pub batches: u64,
-    /// The time from the first request for a batch to the end of the epoch, without pauses: iterations over another
-    /// loader that begin and end within one step. In the current epoch, the time up to the batch in use.
+    /// The time from the first request for a batch to the end of the epoch, without pauses: iterations of the same
+    /// thread over another loader that begin and end within one step. In the current epoch, the time up to the batch in
+    /// use.
     pub wall: Duration,
     /// The time spent reading and transforming these batches, summed over all threads.
     pub load: Duration,
@@ -71,8 +73,8 @@ pub struct EpochTimes {
 
 /// Where the time of a loader went so far. [`Loader::report`](crate::Loader::report) returns it.
 ///
-/// Times are wall-clock times. Those of `read`, `transform` and `train` are of the batches that the caller received,
-/// and of its waits for others.
+/// Times are wall-clock times. Those of `read`, `transform` and `train` are of the batches that the caller received;
+/// `train` includes its waits for others.
 ///
 /// # Examples
 ///
@@ -101,21 +103,24 @@ pub struct Report {
     pub epochs: u64,
     /// The number of batches that the caller received.
     pub batches: u64,
-    /// The size of these batches in the slots, in bytes, after the transforms.
+    /// The size of these batches in the slots, in bytes, after the transforms. A round of a generator counts the size
+    /// of its Rust type alone, without what that points to. Of a stream whose builder calls `sends`, groups that are
+    /// kept in memory count too.
     pub bytes: u64,
-    /// The number of bytes read for the batches that the caller received, before the transforms.
+    /// The number of bytes read for the batches that the caller received, before the transforms. For a generator as
+    /// `bytes`.
     pub read_bytes: u64,
     /// The number of batches whose load was started, including batches loaded ahead.
     pub loads: u64,
-    /// The number of system calls and direct I/O requests that read these batches from files. 0 for streams, and for
-    /// data sets that read by other means.
+    /// The number of system calls and direct I/O requests that read the received batches from files. 0 for streams,
+    /// generators and pipes, and for data sets that read by other means.
     pub io_calls: u64,
     /// The settings that the loader ran with. `workers` is 1 if the caller's thread loads the batches of a loader;
     /// `read` and `transform` are sums over all threads. `overlap` is `false` if the builder, the environment or a
     /// breakdown turned overlap off.
     pub settings: Settings,
-    /// The time from the first request for a batch to the end of each epoch, without pauses, summed over all epochs. A
-    /// wait in progress is included. The batch in use is not included.
+    /// The time from the first request for a batch to the end of each epoch, without pauses, summed over all epochs; of
+    /// a generator, over all iterations. A wait in progress is included. The use in progress is not.
     pub wall: Duration,
     /// The workers' times: `busy` reading to host slots, including the time for prefetch calls; `waiting` for a free
     /// slot or a generator's hook.
@@ -127,8 +132,9 @@ pub struct Report {
     pub transfer: Duration,
     /// The size of these copies in bytes.
     pub transfer_bytes: u64,
-    /// The caller's times: `busy` from the receipt of a batch (copied, if on a device) to the next request;
-    /// `waiting` from the request to the receipt.
+    /// The caller's times: `waiting` from the request for a batch to its receipt, and to the end of its copy to a
+    /// device; `busy` from then to the next request or [`Items::used`](crate::pipe::Items::used), without pauses, and
+    /// in a generator's hook.
     pub train: StageTimes,
     /// The caller's times of the first step, which the verdict and [`au`](Self::au) leave out: the caller waits for the first
     /// batch, and programs compile, import and allocate.
@@ -138,7 +144,7 @@ pub struct Report {
     pub reading: ReadStats,
     /// For each field of files: how the files are read, and why.
     pub choices: Vec<ReadChoice>,
-    /// The times of the most recent epochs, at most 64, oldest first. Empty for a generator.
+    /// The times of the most recent epochs that delivered a batch, at most 64, oldest first. Empty for a generator.
     pub by_epoch: Vec<EpochTimes>,
     #[cfg_attr(feature = "serde", serde(skip))]
     pub(crate) kind: Kind,
@@ -287,7 +293,7 @@ impl Report {
     }
 
     /// Returns the sum of this report and of a `later` one, for example of two iterations over the same source. The
-    /// settings are those of the later report.
+    /// settings and `choices` are those of the later report. `first` is that of this report if it has a batch.
     #[must_use]
     pub fn then(&self, mut later: Self) -> Self {
         later.combine(self, u64::saturating_add, Duration::saturating_add);
@@ -347,7 +353,8 @@ impl Report {
     /// Returns the report of a loop over batches that another thread receives from a loader and sends to a device.
     ///
     /// `self` is the report of the loop, for example by a [`LoopRecorder`](super::LoopRecorder). `sender` is the report
-    /// of that loader: its uses are the copies, and end where the sender calls [`Items::used`](crate::pipe::Items::used).
+    /// of that loader: its uses are the copies. They end where the sender calls
+    /// [`Items::used`](crate::pipe::Items::used) or asks for the next batch.
     #[must_use]
     pub fn on_device(self, sender: Self) -> Self {
         let (transfer, transfer_bytes) = (sender.train.busy, sender.bytes);

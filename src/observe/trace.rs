@@ -2,7 +2,7 @@
 //!
 //! The format is the JSON array of the Trace Event Format. Its closing bracket is optional, and the file always
 //! contains whole events: it can be opened while the program runs and after a kill. The bracket is written when the
-//! last loader that uses the file is dropped; the file is then plain JSON. Each event is one line.
+//! last loader that uses the file is closed or dropped; the file is then plain JSON. Each event is one line.
 //!
 //! Each loader of each rank is a process of the trace. The files of several ranks can be joined to one, because the
 //! loaders of no two ranks below 65 536 use the same process number. Times count from when the file was opened: viewers read
@@ -42,20 +42,20 @@ impl Trace {
     ///
     /// | row | events |
     /// | --- | --- |
-    /// | `train`: the caller | `epoch N` contains a `chunk` for each step. A `chunk` contains `queue_wait` (the caller waits for the batch) and `train` (the caller uses the batch). On a device, `gpu_queue_wait` and `gpu_copy_wait` (wait for the copy) replace `queue_wait`. `pause`: the caller iterates over another loader. `before`: a generator's hook runs. `disk_load`, `transform`: the caller fills a slot while it waits. |
-    /// | `read`, or `generate` for a generator, or `prefetch` for a pipe: a worker, with its number if there are several | `disk_load` (a batch is read from disk into its slot) and `transform`, or `generate` for a generator |
+    /// | `train`: the caller | `epoch N` contains a `chunk` for each step. A generator has neither. A `chunk` contains `queue_wait` (the caller waits for the batch) and `train` (the caller uses the batch). On a device, `gpu_queue_wait` and `gpu_copy_wait` (wait for the copy) replace `queue_wait`. `pause`: the caller iterates over another loader. `before`: a generator's hook runs. `disk_load`, `transform`: the caller fills a slot while it waits. |
+    /// | `read`, or `generate` for a generator, or `prefetch` for a pipe: a worker, with its number if there are several | `disk_load` (a batch is read into its slot, from a disk or from memory) and `transform`, or `generate` for a generator |
     /// | `upload`: the copies to a device | `gpu_transfer` |
     ///
     /// The `args` of an event contain the epoch, and the step and the bytes where there are any. The event
     /// `clock_origin` contains the start of the clock in microseconds since 1970 (`unix_us`) and the process ID.
     ///
-    /// Recording takes about 0.1 us per event, plus one write per 16 KiB. Each row writes its events with its first
-    /// batch, then with a batch if the last write was at least 250 ms earlier, and the rest when the loader is dropped
-    /// at the latest. If the program is killed, unwritten and unfinished events are lost.
+    /// Recording takes about 0.1 us per event, plus the writes. Each row writes its events at least with its first
+    /// batch, with a batch if the last write was 250 ms or more earlier, whenever they take 16 KiB, and when the loader
+    /// is closed or dropped. If the program is killed, unwritten and unfinished events are lost.
     ///
-    /// Loaders and generators of one process may share a path. The file is complete when the last of them is closed
-    /// or dropped. Another process needs another path. In a process forked from the loader's process, that loader
-    /// records nothing.
+    /// Loaders, generators and streams of one process may share a path. The file is complete when the last of them is
+    /// closed or dropped. Another process needs another path. In a process forked from the loader's process, that
+    /// loader records nothing.
     #[must_use]
     pub fn new(path: impl Into<PathBuf>) -> Self {
         Self { path: path.into(), epochs: 5 }

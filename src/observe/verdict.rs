@@ -116,10 +116,10 @@ impl Report {
     /// | overlap is off | `ComputeBound` if the use takes 1.25 times as long as the waits; [`Balanced`](Verdict::Balanced) if neither takes 1.25 times as long; otherwise the largest part of the waits |
     /// | the use takes 90 % of the time, and loads or copies do too | `Balanced` |
     /// | copies to the device take 90 % of the time, and as long as loads | [`TransferBound`](Verdict::TransferBound) |
-    /// | each worker loads for 90 % of the time | the largest part of loads: [`DiskBound`](Verdict::DiskBound), [`LoadBound`](Verdict::LoadBound), [`TransformBound`](Verdict::TransformBound) or [`GenerationBound`](Verdict::GenerationBound) |
+    /// | a worker loads for 90 % of the time, on average | the largest part of loads: [`DiskBound`](Verdict::DiskBound), [`LoadBound`](Verdict::LoadBound), [`TransformBound`](Verdict::TransformBound) or [`GenerationBound`](Verdict::GenerationBound) |
     /// | in more than half of the waits, a slot was kept for which a load waited | [`HeldBound`](Verdict::HeldBound) |
     /// | copies take half of the time, and more than loads and use | `TransferBound` |
-    /// | on a device, neither loads nor copies take as long as the caller waits, and loads wait for slots | `ComputeBound`: by work that the caller enqueued |
+    /// | on a device, the caller waits more than 1.25 times as long as loads or copies take, and loads wait for slots for half of the difference | `ComputeBound`: by work that the caller enqueued |
     /// | the source makes its items ahead of the loop | the largest part of loads |
     /// | copies take more time than loads and use | `TransferBound` |
     /// | loads take more time than the use | the largest part of loads |
@@ -133,7 +133,7 @@ impl Report {
     }
 
     /// Returns the verdict in words and what to try, as one to five lines: what the loop waits for, at most one change
-    /// with what it saves at most, and how to measure it.
+    /// to try with what it saves at most, and how to measure it.
     ///
     /// Each time and part was measured, or is a bound. A bound assumes that loads and uses take as long as they did.
     /// Other programs, a lock or a disk that loads share can make the saving smaller.

@@ -11,7 +11,8 @@ use crate::error::{At, Error};
 use crate::pipe::memory::{Backend, Host, Item, Taken, take_out};
 use crate::transform::fits;
 
-/// One group of tensors, in host memory or, as `Group<Cuda>`, in device memory. Dropping it frees its slot.
+/// One group of tensors, in host memory or, as `Group<Cuda>`, in device memory. Dropping it frees its slot, if it has
+/// one.
 ///
 /// A group borrows nothing: it may move to another thread and may outlive its stream. Its bytes do not change while
 /// it exists.

@@ -4,8 +4,8 @@
 //! A stream is a loader whose batches are groups of tensors. It has a thread, a report, errors and a trace as a
 //! loader has. One pass over all groups is an epoch.
 //!
-//! To decode at batch 1 on a device, a stream does not pay: each token needs all weights, and the bus is slower than the
-//! device's memory.
+//! A stream to a device does not pay for decoding at batch 1 if the weights fit the device: each token needs all
+//! weights, and the bus is slower than the device's memory.
 
 #[cfg(feature = "cuda")]
 mod device;
@@ -100,8 +100,9 @@ struct Own {
 impl<B: Backend> StreamBuilder<B> {
     common!();
 
-    /// Reads continuously across passes: the stream reads the first group of the next pass while the caller uses the
-    /// last group of the current pass. Default: reading starts with each call of [`pass`](TensorStream::pass).
+    /// Reads continuously across passes: with overlap, the stream reads the first group of the next pass while the
+    /// caller uses the last group of the current pass. Default: reading starts with each call of
+    /// [`pass`](TensorStream::pass).
     pub fn cycle(mut self) -> Self {
         self.own.cycle = true;
         self
@@ -110,10 +111,11 @@ impl<B: Backend> StreamBuilder<B> {
     /// Sets the order of the groups in each pass. `order(pass, step)` returns the index of a group. Default: the
     /// order of [`Groups`] in each pass.
     ///
-    /// `order` must return each group exactly once per pass. Otherwise the pass ends with [`Error::Option`]. It runs on
-    /// the caller's thread or on the reading thread. It must return the same result for the same arguments: if the reading
-    /// is many passes ahead, it is called again for a pass, maybe while the other thread calls it for another. Example:
-    /// `move |pass, step| if pass % 2 == 0 { step } else { last - step }` alternates between forward and backward order.
+    /// `order` must return each group exactly once per pass. Otherwise the pass has no groups, only [`Error::Option`].
+    /// It runs on the caller's thread or on the reading thread. It must return the same result for the same arguments:
+    /// if the reading is more than 16 passes ahead, it is called again for a pass, maybe while the other thread calls
+    /// it for another. Example: `move |pass, step| if pass % 2 == 0 { step } else { last - step }` alternates between
+    /// forward and backward order.
     pub fn order(mut self, order: impl Fn(u64, usize) -> usize + Send + Sync + 'static) -> Self {
         self.own.order = Some(Box::new(order));
         self
@@ -121,28 +123,30 @@ impl<B: Backend> StreamBuilder<B> {
 
     /// Sets the number of slots. Default: 2.
     ///
-    /// Each slot holds the largest group that is not [kept in memory](Self::keep), and with a device the largest of
-    /// all. A group in use occupies one slot. The reader fills the other slots. `build` returns [`Error::Option`] for
+    /// Each slot has room for the largest group that is not [kept in memory](Self::keep), and with a device for the
+    /// largest of all. A group in use occupies one slot, unless it is kept in memory on the host or
+    /// [left its slot](Group::leave_slot). The reader fills the other slots. `build` returns [`Error::Option`] for
     /// fewer than 2 with overlap, and for 0.
     pub fn depth(mut self, slots: usize) -> Self {
         self.own.depth = slots;
         self
     }
 
-    /// Limits the memory of the stream, in bytes: slots (those of a device too), groups [kept in memory](Self::keep),
-    /// and 10 MiB of buffers for direct I/O, with every read mode. The page cache does not count. Default: no limit.
+    /// Limits the memory of the stream, in bytes: slots (those of a device too), groups [kept in memory](Self::keep) or
+    /// out of their slots, and 10 MiB of buffers for direct I/O, with every read mode. The page cache does not count.
+    /// Default: no limit.
     ///
     /// With a limit, the stream uses the memory that the slots and buffers leave to keep groups in memory. On the host
     /// it spares that of one slot, for a group that [leaves its slot](Group::leave_slot), unless all groups can be
-    /// kept. `build` returns [`Error::Memory`] if the slots and buffers alone exceed the limit.
+    /// kept. `build` returns [`Error::Memory`] if the slots and buffers alone exceed what the limit has left.
     pub fn memory_limit(mut self, limit: impl Into<MemoryLimit>) -> Self {
         self.own.memory_limit = Some(limit.into());
         self
     }
 
-    /// Sets the maximum number of groups that stay in memory. Default: with a [`memory_limit`](Self::memory_limit),
-    /// the number of groups that fit the limit, or fewer if their lengths differ; otherwise 0. A value above the number of
-    /// groups keeps all groups that fit the limit.
+    /// Sets the maximum number of groups that stay in memory. Default: with a [`memory_limit`](Self::memory_limit), the
+    /// number of groups that fit the limit; otherwise 0. A value above the number of groups stands for all groups. With
+    /// a limit, no more are kept than fit it, or fewer if their lengths differ.
     ///
     /// A group kept in memory is read once and stays until the stream and its last [`Group`]s are dropped. Once all
     /// kept groups have been read, they occupy no slot on the host. If only some groups are kept, they are spread
@@ -152,17 +156,17 @@ impl<B: Backend> StreamBuilder<B> {
         self
     }
 
-    /// Sets how files are read: through the page cache, or past it (direct I/O). Default: [`ReadMode::Auto`],
-    /// through the page cache as far as the groups fit, the rest past it. The [`Report`] shows the choice.
+    /// Sets how files are read: through the page cache, or past it (direct I/O). Default: [`ReadMode::Auto`], on Linux
+    /// through the page cache as far as the groups fit in memory, the rest past it. The [`Report`] shows the choice.
     ///
-    /// With direct I/O, the disk writes contiguous runs of tensors of 4 MiB or more to the slot. Do not call `fork`
-    /// during a read (NOTES in `open(2)`).
+    /// With direct I/O, the disk writes contiguous runs of tensors of 4 MiB or more to the slot, except for up to three
+    /// blocks at their ends. Do not call `fork` during a read (NOTES in `open(2)`).
     pub fn read_mode(mut self, mode: ReadMode) -> Self {
         self.own.read_mode = mode;
         self
     }
 
-    /// Allocates the slots and starts the thread.
+    /// Allocates the slots and, with overlap, starts the thread.
     ///
     /// # Errors
     ///
@@ -225,8 +229,8 @@ debug!([B: Backend] StreamBuilder[B], |builder|
 
 /// Reads groups of tensors in the order of use. A thread reads the next group while the caller uses the current group.
 ///
-/// The thread reads into slots that are allocated once and reused. No slot is overwritten while a [`Group`] is in it.
-/// Groups [kept in memory](StreamBuilder::keep) are read once.
+/// The thread reads into slots that are reused. No slot is overwritten while a [`Group`] is in it. Groups
+/// [kept in memory](StreamBuilder::keep) are read once.
 pub struct TensorStream<B: Backend = Host> {
     pipe: Pipe<B::Ring<usize>>,
     schedule: Arc<Schedule>,
@@ -254,8 +258,8 @@ impl<B: Backend> TensorStream<B> {
 
     /// Iterates over the groups of the next pass. [`Pass`] lists the errors.
     ///
-    /// Reading starts with this call, or earlier with [`cycle`](StreamBuilder::cycle). If the caller drops the
-    /// iterator early, the pass ends: the next call starts a new pass at its first group.
+    /// With overlap, reading starts with this call, or earlier with [`cycle`](StreamBuilder::cycle). If the caller
+    /// drops the iterator early, the pass ends: the next call starts a new pass at its first group.
     ///
     /// # Panics
     ///
@@ -432,10 +436,10 @@ impl<B: Backend> Course<Group<B>> for TensorStream<B> {
 /// - [`Error::Load`]: a file could not be read.
 /// - [`Error::Option`]: the [order](StreamBuilder::order) does not return each group exactly once, or the memory of a
 ///   group cannot be allocated.
-/// - [`Error::Panicked`]: the order panicked on the reading thread.
+/// - [`Error::Panicked`]: the order panicked on the reading thread, or the waker of a task panicked.
 /// - [`Error::Upload`]: a copy to the device failed.
 /// - [`Error::SlotHeld`]: the caller did not drop an earlier group within the
 ///   [`held_timeout`](StreamBuilder::held_timeout).
-/// - [`Error::Forked`]: this process was forked from the process that built the stream.
+/// - [`Error::Forked`]: this process was forked from the process that built the stream, with overlap.
 /// - [`Error::ThreadGone`]: the thread ended unexpectedly.
 pub type Pass<'s, B = Host> = Items<'s, TensorStream<B>>;
