@@ -1,4 +1,4 @@
-//! The errors of loaders, generators and streams.
+//! The errors of loaders, generators, streams, pipes and writers.
 
 use std::ffi::OsString;
 use std::fmt;
@@ -155,7 +155,7 @@ pub enum Error {
         )
     )]
     Transform {
-        /// The batch that failed. `None` if the error occurred while the loader was built.
+        /// The batch that failed. `None` if the transform does not accept the records.
         at: Option<At>,
         /// The error that the transform returned, or why its result is refused.
         source: BoxError,
@@ -244,7 +244,7 @@ pub enum Error {
     CheckpointFile {
         /// The checkpoint file.
         path: PathBuf,
-        /// The system's error or the parser's error.
+        /// The system's error, the parser's error, or why the path is refused.
         source: BoxError,
     },
     /// [`Dataset::fingerprint`](crate::Dataset::fingerprint) returned an error.

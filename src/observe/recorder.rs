@@ -1,5 +1,5 @@
-//! The recorders of the caller, of the loading threads, and of loops over other iterables. They pass each event of the
-//! log to the report, the breakdown and the trace.
+//! The recorders of the caller and of loops over other iterables, and the spans for `tracing`. The recorders pass the
+//! events of the log to the report, the breakdown and the trace; the threads that load write their own to the trace.
 
 use std::collections::VecDeque;
 use std::sync::Arc;

@@ -44,7 +44,7 @@ impl Trace {
     /// | --- | --- |
     /// | `train`: the caller | `epoch N` contains a `chunk` for each step. A generator has neither. A `chunk` contains `queue_wait` (the caller waits for the batch) and `train` (the caller uses the batch). On a device, `gpu_queue_wait` and `gpu_copy_wait` (wait for the copy) replace `queue_wait`. `pause`: the caller iterates over another loader. `before`: a generator's hook runs. `disk_load`, `transform`: the caller fills a slot while it waits. |
     /// | `read`, or `generate` for a generator, or `prefetch` for a pipe: a worker, with its number if there are several | `disk_load` (a batch is read into its slot, from a disk or from memory) and `transform`, or `generate` for a generator |
-    /// | `upload`: the copies to a device | `gpu_transfer` |
+    /// | `upload`: the copies to a device, or a caller that `sends` | `gpu_transfer` |
     ///
     /// The `args` of an event contain the epoch, and the step and the bytes where there are any. The event
     /// `clock_origin` contains the start of the clock in microseconds since 1970 (`unix_us`) and the process ID.
