@@ -1,4 +1,4 @@
-"""Windows of tokens in a shuffled order, sent to the accelerator, if there is one, while the last step runs.
+"""Windows of tokens in a shuffled order, sent to the accelerator, if there is one, a step ahead.
 
 The file is a shard as llm.c has them: a header of 1024 bytes, then tokens of 16 bits. The model is one of
 torch where torch is installed, and one of numpy where it is not.

@@ -24,7 +24,7 @@ use crate::plan::indices;
 ///
 /// Data in use is never overwritten. The loader fills its ``depth`` slots in turn. If the next slot is still in use, the
 /// loader leaves the memory to the batch, and allocates new memory for the slot. The first time it waits 0.1 s before,
-/// and logs a warning.
+/// and logs a warning, but not for a batch of an earlier iteration.
 ///
 /// A batch of a loader with a ``device`` has left its slot: it consists of tensors on the device, and can be kept.
 #[pyclass(frozen, weakref, module = "twinbuf", name = "Batch")]

@@ -147,8 +147,9 @@ impl Records {
         &self.types[self.steps.len()]
     }
 
-    /// Returns the data set and the steps for a loader, which has its own references to objects of Python. Without `to` and `map` there is a step more for tokens: a cast
-    /// to the type that torch's embeddings and losses take.
+    /// Returns the data set and the steps for a loader, which has its own references to objects of Python. Without `to`
+    /// and `map` there is a step more for tokens of one size: a cast to the type that torch's embeddings and losses
+    /// take.
     pub(crate) fn for_loader(&self, py: Python<'_>) -> PyResult<(Box<dyn Dataset>, Vec<Step>)> {
         let (mut steps, record) =
             (self.steps.iter().map(|step| step.copy(py)).collect::<Vec<_>>(), self.record());

@@ -90,7 +90,7 @@ impl Writer {
         })
     }
 
-    /// Does not wait for a disk that hangs, nor for a thread that waits for it.
+    /// Waits at most [`LEAVE`] for a disk that hangs, and for a thread that waits for it.
     fn discard(&self, py: Python<'_>) {
         self.discarded.store(true, Ordering::Relaxed);
         let until = Instant::now() + LEAVE;

@@ -44,7 +44,7 @@ def generate(
     after
         Called with the number of each round when the loop is done with it, the last one too, in the loop's
         thread: when the loop asks for the next round. ``make`` may be running. Save or log here. After Ctrl-C
-        in it, it is called again for the same round. A loop that is left early does not call it.
+        in it, it is called again for the same round. It is not called for the round in which a loop is left.
     rounds
         How many there are. Default: no end.
     name
@@ -66,6 +66,8 @@ def generate(
     OptionError
         If ``rounds`` is not from 0 to 2**64 - 1, if ``trace`` is empty, or if it or ``name`` cannot be
         encoded.
+    FileError
+        If the file of ``trace`` cannot be written.
 
     Examples
     --------

@@ -73,8 +73,9 @@ class Loader(_Loader, Generic[Made]):
     """Reads the batches of a plan ahead of use.
 
     A thread reads while the loop computes. It fills ``depth`` buffers of one batch each in turn. They are
-    allocated once, and arrays of a batch are views of its buffer. The thread takes the GIL only to call code
-    in Python: that of a data set, or of `Records.map`.
+    allocated once; only a batch that the loop keeps takes its buffer along (`Batch`). Arrays of a batch are
+    views of its buffer. The thread takes the GIL only to call code in Python: that of a data set, or of
+    `Records.map`.
 
     Iterate over ``epochs``, or over the loader itself for one epoch after another. Only one iteration is
     active: starting another ends the previous one. Switches of the environment override arguments, such as
@@ -117,8 +118,9 @@ class Loader(_Loader, Generic[Made]):
         nor a ``memory_limit``, are as many as fit 2 MiB in whole pages, 16 at most; if those are fewer than
         two more than ``workers``, three more than ``workers``. ``TWINBUF_DEPTH`` overrides it.
     workers
-        The number of reading threads, 1 to 64; none without overlap. One is enough for files. More help with
-        a Python data set whose ``read_into`` decodes and releases the GIL; several threads then call it.
+        The number of reading threads, 1 to 64; none without overlap. One is enough to read files. More help
+        if ``read_into`` of a data set, or a function of `Records.map`, decodes and releases the GIL; several
+        threads then call it.
     overlap
         Whether a thread reads ahead. With False each batch is read when it is requested; the batches are the
         same.
@@ -131,15 +133,17 @@ class Loader(_Loader, Generic[Made]):
         A function that the loop's thread calls with each batch; the loop gets what it returns. The loader
         stays a loader, with its length and its state: ``map=lambda batch: {"input_ids": batch.torch()}``.
     read_mode
-        ``"auto"``: through the page cache if the data fits, otherwise as much of it as fits. ``"pread"``: all
-        of it. ``"direct"``: past the page cache.
+        ``"auto"``: through the page cache as far as the data fits, the rest past it where system and files
+        allow that. ``"pread"``: all of it through the page cache. ``"direct"``: past the page cache, on Linux
+        and Windows.
     memory_limit
         The most bytes for slots, for changes of records and for reads past the page cache; more is an
-        `OptionError`. Default: no limit.
+        `OptionError`. New memory for the slot of a batch that is kept counts too; if it does not fit, asking
+        for a batch raises ``MemoryError``. Default: no limit.
     breakdown
-        Prints the time of loading and of the whole step for the first 10 steps and every n-th, to the
-        standard error, and their means with `report`. It turns the overlap off, because overlapping times
-        cannot be separated. ``TWINBUF_BREAKDOWN=100`` does the same.
+        Prints the times of loading, of changes of records and of the whole step for the first 10 steps and
+        every n-th, to the standard error; the text of `report` has their means. It turns the overlap off,
+        because overlapping times cannot be separated. ``TWINBUF_BREAKDOWN=100`` does the same.
     trace
         A file for a Chrome trace of the first five epochs.
     """
@@ -233,9 +237,10 @@ class Loader(_Loader, Generic[Made]):
         epochs: ``epochs(3)`` is what remains of three epochs.
 
         With ``timeout``, a wait of so many seconds for a batch raises `LoaderTimeoutError`, which is a
-        ``TimeoutError`` and names what is being read. The next call waits again. Without overlap a read has
-        no limit. While the files are in memory, a loop that waits may read a batch itself, and ``timeout``
-        does not limit that read, nor the work on a device.
+        ``TimeoutError`` and names what is being read if it is known. The next call waits again. Without
+        overlap a read has no limit. While the files are in memory, a loop that waits may read a batch itself,
+        and ``timeout`` does not limit that read, nor the work on a device. With a ``device``, the thread that
+        sends batches waits, also while the loop computes.
         """
         found = epochs if isinstance(epochs, range) else range(whole("epochs", epochs))
         if found.step != 1:
@@ -346,6 +351,8 @@ class Loader(_Loader, Generic[Made]):
 
     def close(self, *, timeout: float | None = None) -> None:
         """Stop the reading thread. Raises the error of a read that the loop has not received.
+
+        With a ``device``, an error that the sending thread has received already is dropped.
 
         Batches in use stay valid. Waits up to ``timeout`` seconds for a read in progress, and then raises
         `LoaderTimeoutError`, which names it if it is known. The thread is left behind, and ends with its

@@ -36,8 +36,9 @@ class _Window(NamedTuple):
 class Window(_Window):
     """A shuffle that mixes the records of ``chunks`` chunks at a time. They come from all over the files.
 
-    A chunk has ``records`` records; by default as many as fit in 1 MiB, at least one. Memory must hold a
-    window and the chunks that are being read, or chunks are read again.
+    A chunk has ``records`` records; by default as many as fit in 1 MiB, of all data sets together, and at
+    least one. A plan for a number of records has no default. Memory must hold a window and the chunks that
+    are being read, or chunks are read again.
     """
 
     def __new__(cls, chunks: SupportsIndex, records: SupportsIndex | None = None) -> Self:
@@ -83,11 +84,12 @@ class Plan(_Plan):
         also repeated. Default: all.
     steps
         The number of steps of an epoch, which then has the first records of its order. Default: as many as
-        the records fill.
+        the records fill, and with ``drop_last=False`` one for the rest.
     shuffle
         ``None``: the order of the data set, or of ``records``. ``"full"``: every record individually.
-        ``Window(n)``: records are mixed over n chunks from all over the files. These chunks are in memory and
-        are replaced one by one. More and smaller chunks mix better. ``Chunks(n)``: whole chunks of n records.
+        ``Window(n)``: records are mixed over n chunks from all over the files. These chunks should fit memory
+        and are replaced one by one. More and smaller chunks mix better. ``Chunks(n)``: whole chunks of n
+        records.
     seed
         Seed of the shuffle; refused if there is no shuffle. Default: 0.
     rank, world

@@ -44,14 +44,14 @@ def prefetch(
     ----------
     iterable
         A ``DataLoader``, a generator, or anything else that can be iterated. An item must stay as it is when
-        later ones are fetched, unless it is sent to an accelerator: then it is copied first.
+        later ones are fetched, but for the tensors and arrays that the thread copies to an accelerator.
     device
         Where tensors and arrays are sent, those of batches too, however deep they are in dicts, lists,
         tuples and dataclasses: a `Batch` becomes what its ``torch()`` returns. They are copied from
         page-locked memory on a separate stream, and the current stream waits for them when they are handed
-        over. Tensors with a gradient, sparse and quantized ones, and other objects with a method ``to`` are
-        then moved by that. ``"cpu"`` makes tensors of arrays. Default: items are not touched, and torch is
-        not needed.
+        over. Tensors with a gradient, of another device or of a subclass, sparse and quantized ones, and
+        other objects with a method ``to`` are then moved by that. Arrays of a type that torch lacks stay.
+        ``"cpu"`` makes tensors of arrays. Default: items are not touched, and torch is not needed.
     depth
         How many items are fetched ahead of the one in use, up to 65 536. Default 2: one ready, one on its
         way.

@@ -58,7 +58,8 @@ class Records(_Records):
     def open_headerless(paths: Paths, dtype: Any, *, skip_short: bool = False) -> Records:
         """Open headerless files of numbers, as written by ``numpy.ndarray.tofile`` and nanoGPT.
 
-        A record is one number: use `windows`. Files that begin like other binary formats are refused.
+        A record is one number: use `windows`. Files that begin like a format that this package knows, or like
+        text, are refused; text is allowed for types of one byte.
         """
         return _open("open_headerless", paths, dtype_of(dtype), skip_short)
 
@@ -116,7 +117,7 @@ class Records(_Records):
 
         Booleans and integers become any wider integer that holds all their numbers, float32 or float64;
         booleans also uint8. float32 becomes float16, bfloat16 or float64; these three become float32. `map`
-        makes other types.
+        makes other types, but not of bfloat16 and 8-bit floats, which numpy lacks.
 
         A loader casts tokens by default: records of uint16 or uint32 with at most one axis become int64, the
         type that torch's embeddings and losses take. ``to(data.dtype)`` leaves them as they are in the file.
@@ -193,7 +194,7 @@ class Records(_Records):
 
     @property
     def skipped(self) -> list[Path]:
-        """The files that ``skip_short`` left out, because they are shorter than one record."""
+        """The files that ``skip_short`` left out, because they have less than one record."""
         return list(map(Path, self._skipped))
 
     @overload

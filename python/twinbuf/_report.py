@@ -22,7 +22,8 @@ class Report:
     epochs
         Epochs that were begun; 0 for `generate`.
     batches
-        Batches that the loop received; of a `stream` without groups that were kept in memory already.
+        Batches that the loop received. A `stream` without a ``device`` leaves out groups that it had in
+        memory already.
     bytes
         Their bytes; with a ``device``, those of all batches sent to it. None where these are not known.
     wall

@@ -51,18 +51,22 @@ class Tensors(_Tensors):
 
     @staticmethod
     def open(paths: Paths) -> Tensors:
-        """Open a file, a folder, a pattern, or a list of these."""
+        """Open a file, a folder that has no other files, a pattern, or a list of these.
+
+        Of a model with an index, open the index alone: it names the other files.
+        """
         return _again(_files(paths_of("paths", paths)))
 
     @property
     def paths(self) -> list[pathlib.Path]:
-        """The files."""
+        """The files that have the tensors."""
         return list(map(pathlib.Path, self._paths))
 
     def __getitem__(self, name: str, /) -> TensorInfo:
         """Return what a tensor is.
 
-        That is its ``dtype`` (in the words of the format where Python has none), ``shape`` and ``nbytes``.
+        That is its ``dtype``, ``shape`` and ``nbytes``. Of a type that `Group` returns as bytes, ``dtype`` is
+        the name in the format.
         """
         try:
             text = text_of("name", name, "the name of a tensor")
@@ -160,7 +164,8 @@ def stream(
         group while it asks for the next one.
     keep
         The most groups that stay in host memory when they have been read once, spread over them. Default:
-        as many as ``memory_limit`` has room for (or fewer, if sizes differ), or none without a limit.
+        all if ``memory_limit`` has room for them, otherwise as many as it has room for beside one more slot
+        (or fewer, if sizes differ); none without a limit.
     order
         The order of the groups: lists of their numbers, each once. Passes use them in turn: ``[range(n),
         range(n)[::-1]]`` is forward and backward. Default: the order of ``groups``.

@@ -23,9 +23,9 @@ def watch(
 ) -> Watched[T]:
     """Measure how long a loop waits for its items, and how long it uses them.
 
-    At the end of a loop that got items, also if it is left early, the report is printed to the standard error
-    stream: the share of waiting, the accelerator utilization (AU), and if overlap may pay, the line to change
-    and what that saves at most.
+    At the end of a loop, also if it is left early, the report is printed to the standard error stream, once
+    items have come: the share of waiting, the accelerator utilization (AU), and if overlap may pay, the line
+    to change and what that saves at most.
 
     Parameters
     ----------
@@ -48,7 +48,7 @@ def watch(
     as ``loss.item()`` does, and what the device still does while the loop waits for an item counts as
     waiting.
 
-    What iterates over a `Loader`, `prefetch`, `generate` or `stream` gets the report of that.
+    For a `Loader`, `prefetch`, `generate` or `stream`, it is the report of that.
 
     Examples
     --------

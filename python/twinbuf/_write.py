@@ -22,11 +22,12 @@ class Writer:
 
     ``row`` is the shape of a row: ``Writer("emb.npy", "float32", (768,))`` takes arrays of shape
     ``(n, 768)``. The file has its name only when it is whole: when the ``with`` block ends, or after
-    `finish`. An exception in the block discards the file, and one that was there before stays. If the disk
-    is full or fails, a later call raises `FileError`, with ``path``, ``offset`` and ``errno``, `finish` at
-    the latest; nothing more is written then. If it hangs, `append` and `finish` wait, also after Ctrl-C.
-    `discard`, ``del`` and the end of the program wait at most 1 s, then leave the thread, which removes the
-    file when the disk answers; if the program ends first, the next `Writer` of the name does.
+    `finish`. An exception in the block before `finish` discards the file, and one that was there before
+    stays. If the disk is full or fails, a later call raises `FileError`, with ``path``, ``offset`` and
+    ``errno``, `finish` at the latest; nothing more is written then. If it hangs, `append` and `finish` wait,
+    also after Ctrl-C. `discard`, ``del`` and the end of the program wait at most 1 s, then leave the thread,
+    which removes the file when the disk answers; if the program ends first, the next `Writer` of the name
+    does, on Unix.
 
     With ``shard_bytes``, ``path`` is a new folder, for files with at most so many bytes of rows each, rounded
     down to whole rows that fill whole blocks of 4096 bytes. `Records.open_npy` opens it.
@@ -73,7 +74,7 @@ class Writer:
         weakref.finalize(self, self._writer.discard)
 
     def append(self, rows: Any) -> None:
-        """Copy an array or a tensor of shape ``(n, *row)``. Wait only while all buffers are being written.
+        """Copy an array or a tensor of shape ``(n, *row)``. Wait while all buffers are being written.
 
         A tensor on a device is copied on a stream of its own. The loop waits for that copy when it appends
         the second tensor after this one, or one that is elsewhere, or finishes. The rows of a call that

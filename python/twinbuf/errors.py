@@ -1,10 +1,12 @@
 """What can go wrong: the exceptions of files, options, states and loaders.
 
-An argument of a wrong type is a ``TypeError``. ``data[i]`` of a missing record is an ``IndexError``, a
-missing device a ``RuntimeError``.
+An argument of a wrong type is a ``TypeError``, but a wrong ``rank`` an `OptionError`. ``data[i]`` of a
+missing record is an ``IndexError``, a missing name of a tensor a ``KeyError``, a missing device a
+``RuntimeError``.
 
-An exception that your own code raises reaches the loop as it was raised, but ``StopIteration``: that becomes
-a ``RuntimeError``. In a loader, one of a data set or of `Records.map` has a note that names the batch.
+An exception that your own code raises reaches the loop as it was raised, but a ``StopIteration`` that is not
+the end of an iterator: that becomes a ``RuntimeError``. In a loader, one of a data set or of `Records.map`
+has a note that names the batch.
 """
 
 from __future__ import annotations
@@ -69,7 +71,7 @@ class LoaderError(Error, RuntimeError):
 
 
 class NestedError(LoaderError):
-    """The call would wait for itself: a data set, ``map``, a hook or a signal's handler makes it.
+    """The call would wait for itself: a data set, `Records.map`, a hook or a signal's handler makes it.
 
     Code that makes the items of `prefetch` or `generate` gets a `LoaderError`.
     """
