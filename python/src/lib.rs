@@ -21,7 +21,7 @@ use pyo3::exceptions::PyImportError;
 use pyo3::ffi;
 use pyo3::prelude::*;
 
-/// No part relies on the GIL: shared state is behind locks, or atomic.
+/// Shared state is behind locks, or atomic.
 #[pymodule(gil_used = false)]
 mod _twinbuf {
     use super::*;

@@ -159,8 +159,8 @@ class Records(_Records):
         The function returns an array of this type and shape for each. The reading threads of a loader call
         it, with a copy of the record as a numpy array, and take the GIL for that: use several ``workers``
         where it releases the GIL, as decoders do. Without overlap the loop's thread calls it. ``seed`` is a
-        number for this record in this epoch, made of the plan's seed: the same after any resume. Seed a
-        generator with it to make random changes repeatable.
+        number for this record in this epoch, made of the plan's seed: the same after any resume. ``data[i]``
+        passes that of epoch 0 with seed 0. Seed a generator with it to make random changes repeatable.
         """
         function = instance_of("function", Callable, function, "a function")
         return self._with((function, *record_of(dtype, shape)))

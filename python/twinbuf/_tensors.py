@@ -160,7 +160,7 @@ def stream(
         Whether a pass follows the one before it without a gap: the first group is read while the last one is
         used.
     depth
-        The number of slots, each as large as the largest group that is not kept: 2 or more. The loop has a
+        The number of slots, each for the largest group that is not kept: 2 or more. The loop has a
         group while it asks for the next one.
     keep
         The most groups that stay in host memory when they have been read once, spread over them. Default:
@@ -171,7 +171,9 @@ def stream(
         range(n)[::-1]]`` is forward and backward. Default: the order of ``groups``.
     memory_limit
         The most bytes of host memory: slots, groups that are kept, 10 MiB for reads past the page cache, and
-        with a ``device`` two page-locked buffers of the largest group. Default: no limit.
+        with a ``device`` two page-locked buffers of the largest group. New memory for the slot of a group
+        that the loop keeps counts too; if it does not fit, asking for a group raises ``MemoryError``.
+        Default: no limit.
     read_mode
         As of `Loader`.
     trace
