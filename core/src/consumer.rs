@@ -21,12 +21,12 @@ use crate::wait::{Auto, Wait, WaitUntil};
 /// the kept slot is in use, on this thread or another.
 ///
 /// The ring reuses slots in order. In a ring of `N` slots, the consumer can receive `N - 1` further slots while one
-/// slot is kept. The next receive call then **waits until the kept slot is dropped** and filled again. Dropping it
-/// also wakes a waiting task. Do not wait for a slot that the same thread keeps. [`try_recv`](Consumer::try_recv) and
-/// [`is_held`](Consumer::is_held) report a kept slot without waiting. Once the producer is dropped, the consumer
-/// receives the end of the data even while slots are kept.
+/// slot is kept. The next [`recv`](Consumer::recv) then **waits until the kept slot is dropped** and filled again. Do
+/// not wait for a slot that the same thread keeps. [`try_recv`](Consumer::try_recv) and
+/// [`is_held`](Consumer::is_held) report a kept slot without waiting. Once the producer is dropped, a kept slot no
+/// longer delays the end of the data, or [`Abandoned`](RecvError::Abandoned).
 ///
-/// One thread or task uses the consumer at a time: it is `Send` if `T` is, but not `Sync`.
+/// One thread or task uses the consumer at a time: it is `Send` if `T` is `Send` and `W` is `Sync`, but not `Sync`.
 ///
 /// Dropping the consumer closes the ring: the producer's next acquire or commit returns [`Closed`](crate::Closed).
 /// The consumer may be dropped at any time, also while slots are kept.
@@ -81,13 +81,14 @@ impl<'r, T, W: Wait> Consumer<'r, T, W> {
     }
 
     /// Waits until the next slot is filled, and returns it. Returns `None` at the end of the data: after the last
-    /// slot that the producer committed or reserved before [`finish`](crate::Producer::finish), and in every later call.
+    /// slot that the producer committed or reserved before [`finish`](crate::Producer::finish), and in every later
+    /// call.
     ///
     /// # Errors
     ///
-    /// - [`Abandoned`](RecvError::Abandoned): the producer is dropped without `finish`, and the next slot is not filled.
-    ///   Later calls return the same error, unless a [`ReservedSlot`](crate::ReservedSlot) is committed or dropped at
-    ///   this position in the meantime.
+    /// - [`Abandoned`](RecvError::Abandoned): the producer is dropped without `finish`, and the next slot is not
+    ///   filled. Later calls return the same error, unless a [`ReservedSlot`](crate::ReservedSlot) is committed or
+    ///   dropped at this position in the meantime. Also if the ring ended by a leak ([`split`](crate::Ring::split)).
     /// - [`Cancelled`](RecvError::Cancelled): the next slot was reserved and dropped without a commit. Returned once
     ///   per slot.
     ///
@@ -176,7 +177,7 @@ impl<'r, T, W: Wait> Consumer<'r, T, W> {
     }
 
     /// Returns the next slot, or `None` at the end of the data. If the slot is not filled, or if a [`KeptSlot`]
-    /// holds it, returns `Pending` and wakes the task of `cx` when this changes.
+    /// holds it, returns `Pending`, and wakes the task of `cx` when this may have changed.
     ///
     /// Only the waker of the latest call is stored; the waker of an earlier call is dropped.
     ///
@@ -254,15 +255,15 @@ impl<'r, T, W: Wait> Consumer<'r, T, W> {
         self.ring.len()
     }
 
-    /// Returns the number of slots that were committed or cancelled and are not yet released. Kept slots count. The
-    /// producer returns the same number.
+    /// Returns the number of slots that were committed or cancelled and are not yet released. Kept slots count. Both
+    /// sides count the same slots. Other threads may change the number during the call.
     #[must_use]
     pub fn len(&self) -> usize {
         self.ring.full()
     }
 
-    /// Returns `true` if every committed or cancelled slot has been released. This does not mean that the data has
-    /// ended; only a receive call reports the end.
+    /// Returns `true` if [`len`](Consumer::len) is 0. This does not mean that the data has ended; only a receive call
+    /// reports the end.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0

@@ -9,10 +9,10 @@ use crate::wait::Wait;
 /// A reserved slot can be the destination of a DMA transfer (feature `embedded-dma`).
 ///
 /// A transfer owns its buffer, and safe code can leak the transfer while the DMA engine runs. The memory must
-/// therefore stay reserved until the guard is dropped. This is true only for a `'static` guard, from an owned ring
-/// ([`HeapRing`](crate::HeapRing)) or from [`try_split_static`](crate::Ring::try_split_static). The owner of a
-/// borrowed ring can free the ring after a guard was leaked. For this reason, the guard of a borrowed ring is not a
-/// buffer:
+/// therefore stay reserved until the guard is dropped. A `'static` guard ensures this: one of an owned ring
+/// ([`HeapRing`](crate::HeapRing)) of `'static` values, or of a ring that is borrowed forever, such as with
+/// [`try_split_static`](crate::Ring::try_split_static). The owner of any other borrowed ring can free the ring after a
+/// guard was leaked. For this reason, a guard that is not `'static` is not a buffer:
 ///
 /// ```compile_fail,E0521
 /// use twinbuf_core::ReservedSlot;
@@ -28,7 +28,8 @@ use crate::wait::Wait;
 /// fn start(slot: WriteSlot<'static, 'static, [u8; 64]>) { buffer(slot) }
 /// ```
 ///
-/// The engine may write any bytes. The slot must therefore hold integers ([`WriteTarget`]):
+/// The engine may write any bytes. The type of the slot must therefore be a [`WriteTarget`], such as an array of
+/// integers:
 ///
 /// ```compile_fail,E0277
 /// use twinbuf_core::ReservedSlot;

@@ -8,7 +8,8 @@ use core::fmt;
 #[cfg_attr(feature = "defmt", derive(defmt::Format))]
 pub struct Closed;
 
-/// Why an acquire call that does not block, or that has a time limit, returned no slot.
+/// Why [`try_acquire`](crate::Producer::try_acquire), [`acquire_timeout`](crate::Producer::acquire_timeout) or
+/// [`acquire_deadline`](crate::Producer::acquire_deadline) returned no slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "defmt", derive(defmt::Format))]
 #[non_exhaustive]
@@ -33,12 +34,14 @@ pub enum RecvError {
     Cancelled,
 }
 
-/// Why a receive call that does not block, or that has a time limit, returned neither a slot nor the end of the data.
+/// Why [`try_recv`](crate::Consumer::try_recv), [`recv_timeout`](crate::Consumer::recv_timeout) or
+/// [`recv_deadline`](crate::Consumer::recv_deadline) returned neither a slot nor the end of the data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "defmt", derive(defmt::Format))]
 #[non_exhaustive]
 pub enum TryRecvError {
-    /// The producer has not committed the next slot.
+    /// The next slot is not filled: the producer has not acquired or committed it, or an earlier
+    /// [`ReservedSlot`](crate::ReservedSlot) is open or was leaked.
     Empty,
     /// An earlier [`KeptSlot`](crate::KeptSlot) still holds the next slot. Drop that guard first.
     Held,

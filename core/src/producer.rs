@@ -24,11 +24,11 @@ use crate::wait::{Auto, Wait, WaitUntil};
 /// [`ReservedSlot`], and the producer can then acquire the next slot while the reserved slot is being filled, on
 /// this thread or another.
 ///
-/// One thread or task uses the producer at a time: it is `Send` if `T` is, but not `Sync`, and so is a [`WriteSlot`].
-/// Workers of a pool share it in a `Mutex`, which they lock to reserve a slot, not to fill it. If a worker waits in
-/// [`acquire`](Producer::acquire) with the mutex locked, the other workers sleep, and each has to be woken. So each
-/// worker first tries [`try_acquire`](Producer::try_acquire) a few times, and yields in between with the mutex
-/// unlocked: see the example `pool.rs`.
+/// One thread or task uses the producer at a time: it is `Send` if `T` is `Send` and `W` is `Sync`, but not `Sync`, and
+/// so is a [`WriteSlot`]. Workers of a pool share it in a `Mutex`, which they lock to reserve a slot, not to fill it.
+/// If a worker waits in [`acquire`](Producer::acquire) with the mutex locked, the other workers sleep, and each has to
+/// be woken. So each worker first tries [`try_acquire`](Producer::try_acquire) a few times, and yields in between with
+/// the mutex unlocked: see the example `pool.rs`.
 ///
 /// # Cancelling
 ///
@@ -267,7 +267,7 @@ impl<'r, T, W: Wait> Producer<'r, T, W> {
         self.finished = true;
     }
 
-    /// Returns `true` if the consumer is dropped.
+    /// Returns `true` if the consumer is dropped, or the ring ended by a leak ([`split`](crate::Ring::split)).
     ///
     /// ```
     /// let mut ring = twinbuf_core::DoubleBuffer::new([0; 2]);
@@ -322,8 +322,8 @@ impl<'r, T, W: Wait> Producer<'r, T, W> {
         self.ring.len()
     }
 
-    /// Returns the number of slots that were committed or cancelled and are not yet released. The consumer returns
-    /// the same number.
+    /// Returns the number of slots that were committed or cancelled and are not yet released. Both sides count the same
+    /// slots. Other threads may change the number during the call.
     ///
     /// ```
     /// let mut ring = twinbuf_core::DoubleBuffer::new([0; 2]);
@@ -342,14 +342,14 @@ impl<'r, T, W: Wait> Producer<'r, T, W> {
         self.ring.full()
     }
 
-    /// Returns `true` if every committed or cancelled slot has been released.
+    /// Returns `true` if [`len`](Producer::len) is 0.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
     /// Ends both handles of a [`HeapRing`](crate::HeapRing) and returns its slots, in order. The slots stay at their
-    /// addresses, except slots of a few bytes.
+    /// addresses, except up to four small ones (see [`HeapRing`](crate::HeapRing)).
     ///
     /// # Errors
     ///

@@ -30,8 +30,8 @@ pub type DoubleBuffer<T, W = Auto> = Ring<T, 2, W>;
 /// handles that own their ring, or a depth known only at run time, use a `HeapRing`.
 ///
 /// A ring that is dropped after a handle, a [`ReservedSlot`](crate::ReservedSlot) or a [`KeptSlot`](crate::KeptSlot)
-/// was leaked leaks the values of its slots. The memory of the ring itself belongs
-/// to its owner: give the address of a slot to a device only if the ring is a `static` or on the heap.
+/// was leaked leaks the values of its slots. The memory of the ring itself belongs to its owner: give the address of a
+/// slot to a device only if the ring is a `static` or a `HeapRing`.
 ///
 /// # Examples
 ///
@@ -316,7 +316,7 @@ fn handles<'r, T, W: Wait>(
     (Producer::new(ring, share.share()), Consumer::new(ring, share))
 }
 
-/// Prints the state of each slot, for example `[FULL|LAP, free|WAITER]`.
+/// Prints the state of each slot, for example `Ring { slots: [FULL|LAP, free|WAITER], .. }`.
 impl<T, const N: usize, W> fmt::Debug for Ring<T, N, W> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         struct States<'a>(&'a [AtomicU32]);

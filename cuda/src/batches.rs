@@ -19,7 +19,7 @@ use crate::slot::DeviceBuf;
 /// It is the consumer of a ring. Each [`Lease`] holds a device slot, and slots come round in turn: if a lease still
 /// holds the slot of the next batch, the batch cannot be copied. [`is_held`](DeviceBatches::is_held) tells. Dropping
 /// the lease wakes [`recv_deadline`](DeviceBatches::recv_deadline) and the task of
-/// [`poll_recv`](DeviceBatches::poll_recv).
+/// [`poll_recv`](DeviceBatches::poll_recv), except while a stream that used the batch is being captured: see [`Lease`].
 ///
 /// # Errors
 ///
@@ -112,7 +112,8 @@ impl<M: 'static> DeviceBatches<M> {
     ///
     /// # Errors
     ///
-    /// - [`Error::SlotHeld`]: a capture holds the slot. Nothing wakes the task when the capture ends.
+    /// - [`Error::SlotHeld`]: a capture holds the slot. Nothing wakes the task when the capture ends, nor when a lease
+    ///   is dropped during the capture of a stream that used it.
     /// - [`Error::Empty`], as for [`recv`](DeviceBatches::recv), and the errors of [`DeviceBatches`].
     pub fn poll_recv(&mut self, cx: &mut Context<'_>) -> Poll<Result<Option<Lease<M>>, Error>> {
         // Do not wait for a slot that a capture holds: nothing wakes the task. Without a copy thread, do not wait for a
@@ -126,7 +127,8 @@ impl<M: 'static> DeviceBatches<M> {
 
     /// Returns `true` if a lease holds the device slot of the next batch. The batch cannot be received before the lease
     /// is dropped. Also if the lease was dropped while a stream that used it was being captured: then until the first
-    /// receive (with `overlap(false)`, also acquire) call after the capture.
+    /// receive (with `overlap(false)`, also acquire) call after the capture. Returns `false` once the copies have
+    /// ended: no further batch needs the slot.
     #[must_use]
     pub fn is_held(&self) -> bool {
         self.ring.is_held()
@@ -157,7 +159,7 @@ impl<M: 'static> DeviceBatches<M> {
         }
     }
 
-    /// Returns the context of the device.
+    /// Returns the uploader's context.
     #[must_use]
     pub fn context(&self) -> &Arc<CudaContext> {
         &self.shared.ctx

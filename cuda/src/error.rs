@@ -34,7 +34,7 @@ pub(crate) fn ended(fate: &Fate) -> Error {
 /// The error type of this crate.
 ///
 /// A driver error in a copy ends the uploader. The training side still receives the batches before it, and then this
-/// error from every receive call. Every acquire and commit call returns it too.
+/// error from every receive call. Later acquire and commit calls return it too.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -101,7 +101,7 @@ pub enum Error {
     /// The system could not start a thread.
     #[error("a thread could not be started: {kind}")]
     Spawn {
-        /// The system's error.
+        /// The kind of the system's error.
         kind: io::ErrorKind,
     },
     /// The stream or the memory belongs to a different context than the uploader or the stager.
@@ -124,7 +124,7 @@ pub enum Error {
     )]
     Captured,
     /// A lease holds the next device slot: the lease exists, was leaked, or was dropped while a stream that used it
-    /// was being captured.
+    /// was being captured. From an acquire call also if the batch in that slot was not received yet (`overlap(false)`).
     #[error(
         "wanted the next of {device_depth} device slots, found it held by a lease: drop that lease, end the capture of the \
          streams that used it, or raise `device_depth`"
@@ -151,9 +151,10 @@ pub enum Error {
         "the host slots were dropped without `finish`, or `on_copied` panicked: the data may be incomplete"
     )]
     Abandoned,
-    /// The [`DeviceBatches`](crate::DeviceBatches) were dropped, so nothing will receive what is committed; or the
-    /// [`HostSlots`](crate::HostSlots) were without `finish`, before a reserved slot was committed; or the caller's
-    /// code panicked, as for [`Abandoned`](Error::Abandoned).
+    /// The copies have ended, so nothing receives what is committed: the [`DeviceBatches`](crate::DeviceBatches) were
+    /// dropped; or the [`HostSlots`](crate::HostSlots) were dropped without `finish`, before a reserved slot was
+    /// committed; or the caller's code panicked, as for [`Abandoned`](Error::Abandoned) or in a fill of a
+    /// [`Stager`](crate::Stager).
     #[error("one side of the uploader was dropped: no one receives what is committed")]
     Closed,
 }

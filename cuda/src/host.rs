@@ -19,17 +19,17 @@ use crate::slot::HostBuf;
 /// same time and commit them in any order. The batches are received in the order in which the slots were acquired. To
 /// share this side between threads, hold a lock while a slot is acquired and reserved.
 ///
-/// Call [`finish`](HostSlots::finish) at the end of the data. If it is dropped without this call, the training side
-/// receives [`Error::Abandoned`] after the last batch, because the data may be incomplete.
+/// Call [`finish`](HostSlots::finish) at the end of the data. If the `HostSlots` are dropped without this call, the
+/// training side receives [`Error::Abandoned`] after the last batch, because the data may be incomplete.
 ///
 /// # Errors
 ///
 /// Every acquire call returns
 /// - the error that ended the uploader;
-/// - [`Error::Closed`]: the [`DeviceBatches`](crate::DeviceBatches) were dropped, or the caller's code panicked in a
-///   copy;
-/// - [`Error::SlotHeld`]: with `overlap(false)`, a lease holds the next device slot. No other thread would copy the
-///   batch later, so it needs that slot too.
+/// - [`Error::Closed`]: the copies have ended, because the [`DeviceBatches`](crate::DeviceBatches) were dropped or the
+///   caller's code panicked in a copy;
+/// - [`Error::SlotHeld`]: with `overlap(false)`, the next device slot is in use: its batch was not received yet, or a
+///   lease holds it. No other thread would copy the new batch later, so it needs that slot too.
 pub struct HostSlots<M: 'static> {
     // Fields drop in this order: `ring` must end before the last `_thread` joins the copy thread, which would wait for
     // a batch otherwise.
@@ -111,25 +111,28 @@ impl<M: 'static> HostSlots<M> {
         now(self.slot(Waiting::No))
     }
 
-    /// Waits until the next slot is free or `deadline` passes, and returns the slot. With `overlap(false)` it waits for
-    /// the lease that holds the next device slot.
+    /// Waits until the next slot is free or `deadline` passes, and returns the slot. With `overlap(false)` it waits
+    /// until `deadline` for the release of the next device slot, and then without a limit for the copy from the next
+    /// host slot.
     ///
     /// # Errors
     ///
     /// - [`Error::Full`]: the slot is still in use at the deadline. With `overlap(false)`: a [`ReservedSlot`] holds it,
     ///   at once.
-    /// - The errors of [`HostSlots`].
+    /// - The errors of [`HostSlots`]: [`Error::SlotHeld`] at the deadline.
     pub fn acquire_deadline(&mut self, deadline: Instant) -> Result<HostSlot<'_, M>, Error> {
         now(self.slot(Waiting::Until(deadline)))
     }
 
     /// Returns the next slot if it is free. Otherwise returns `Pending`, and wakes the task of `cx` when it is. With
-    /// `overlap(false)`, wakes the task when the lease that holds the next device slot is dropped.
+    /// `overlap(false)`, it returns `Pending` only if the next device slot is in use, and wakes the task when the lease
+    /// of its batch is dropped; the call itself waits for the copy from the next host slot.
     ///
     /// # Errors
     ///
-    /// See [`HostSlots`]. [`Error::SlotHeld`] only while a capture holds a slot: nothing wakes the task then. With
-    /// `overlap(false)`, also [`Error::Full`]: a [`ReservedSlot`] holds the slot.
+    /// See [`HostSlots`]. [`Error::SlotHeld`] only while a capture holds a slot: nothing wakes the task when the
+    /// capture ends, nor when a lease is dropped during the capture of a stream that used it. With `overlap(false)`,
+    /// also [`Error::Full`]: a [`ReservedSlot`] holds the slot.
     pub fn poll_acquire(&mut self, cx: &mut Context<'_>) -> Poll<Result<HostSlot<'_, M>, Error>> {
         self.slot(Waiting::Task(cx))
     }
@@ -160,7 +163,7 @@ impl<M: 'static> HostSlots<M> {
     }
 
     /// Marks the end of the data: nothing more will be acquired. The training side receives all batches that were
-    /// committed or reserved, then `None`.
+    /// committed or reserved ([`Error::Cancelled`] for those dropped), then `None`.
     ///
     /// A [`ReservedSlot`] may still be open, on any thread. The end comes after it.
     pub fn finish(self) {
@@ -250,10 +253,11 @@ impl<M: 'static> ReservedSlot<M> {
     ///
     /// # Errors
     ///
-    /// - [`Error::Option`]: `len` exceeds the size of the slot.
+    /// - [`Error::Option`]: `len` exceeds the size of the slot. The slot is dropped: the training side receives
+    ///   [`Error::Cancelled`].
     /// - The error that ended the uploader.
-    /// - [`Error::Closed`]: the [`DeviceBatches`](crate::DeviceBatches) were dropped, or the [`HostSlots`] were without
-    ///   `finish`, and the copies have ended before this slot, or the caller's code panicked in a copy.
+    /// - [`Error::Closed`]: the copies have ended, because the [`DeviceBatches`](crate::DeviceBatches) were dropped,
+    ///   the [`HostSlots`] were dropped without `finish`, or the caller's code panicked in a copy.
     ///
     /// The batch is not committed. Exception: with `overlap(false)`, an error of a copy is returned after the commit,
     /// and the batch may still be received.

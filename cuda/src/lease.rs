@@ -41,8 +41,9 @@ const PER_THREAD: usize = 2;
 /// **If one of these streams is being captured** into a graph when the lease is dropped, the slot stays occupied,
 /// because an event recorded at this time would belong to the graph. The first receive (with `overlap(false)`, also
 /// acquire) call after the end of the capture releases the slot. Until then, a receive call that needs this slot
-/// returns [`Error::SlotHeld`]. If the [`DeviceBatches`](crate::DeviceBatches) and their leases are dropped before, and with
-/// `overlap(false)` the host slots too, the memory of the slot is leaked.
+/// returns [`Error::SlotHeld`] ([`recv_deadline`](crate::DeviceBatches::recv_deadline): at the deadline). If the
+/// [`DeviceBatches`](crate::DeviceBatches) and their leases are dropped before, and with `overlap(false)` the host
+/// slots too, the memory of the slot is leaked.
 ///
 /// Every call, and the drop, restores the calling thread's current context.
 ///
@@ -113,10 +114,12 @@ impl<M: 'static> Lease<M> {
     ///
     /// - [`Error::OtherContext`]: the stream belongs to another context.
     /// - [`Error::PerThreadStream`]: the stream is the per-thread default stream.
-    /// - [`Error::Option`]: the size of the batch is not a multiple of the size of `T`, or that is 0.
+    /// - [`Error::Option`]: the size of the batch is not a multiple of the size of `T`, `T` has size 0, or the slot is
+    ///   not aligned for `T`.
     /// - [`Error::Captured`]: `stream` is being captured, or `stream` is the default stream and any blocking stream
     ///   is being captured. The capture stays valid.
-    /// - [`Error::Driver`]: the stream could not be made to wait for the copy. Do not use the batch on this stream.
+    /// - [`Error::Driver`]: a driver call failed, so the stream may not wait for the copy. Do not use the batch on this
+    ///   stream.
     pub fn on<T: Element>(&self, stream: &Arc<CudaStream>) -> Result<View<'_, T>, Error> {
         self.on_range(0..self.len(), stream)
     }

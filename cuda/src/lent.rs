@@ -20,10 +20,10 @@ pub struct Host {
 impl Host {
     /// Creates a slot from `len` bytes at `start`, at any alignment.
     ///
-    /// `lender` owns the memory. The uploader drops `lender`, on any thread, when it no longer uses the memory. If
-    /// the memory is page-locked, copies from it are asynchronous. Otherwise the driver copies through a staging
-    /// buffer. Write-combined memory (`CU_MEMHOSTALLOC_WRITECOMBINED`) needs no fence. Fill it in order, and do not read
-    /// it, because it is not cached.
+    /// `lender` owns the memory. The uploader drops `lender`, on any thread, when it no longer uses the memory, and
+    /// leaks it if the driver fails to wait for a copy. If the memory is page-locked, copies from it are asynchronous.
+    /// Otherwise the driver copies through a staging buffer. Write-combined memory (`CU_MEMHOSTALLOC_WRITECOMBINED`)
+    /// needs no fence. Fill it in order, and do not read it, because it is not cached.
     ///
     /// # Safety
     ///

@@ -1,13 +1,13 @@
 //! Uploads batches from the host to a CUDA device while the previous batch is in use: page-locked host slots, device
-//! slots, and a copy stream. And weights, into memory that the caller allocated.
+//! slots, and a copy stream. A stager copies weights to memory that the caller allocated, and back.
 //!
 //! * [`Uploader`] builds the two sides: the reading side fills [`HostSlots`], and the training side receives
 //!   from [`DeviceBatches`]. Both hand-overs, reader to copy thread and copy thread to trainer, are
 //!   [`twinbuf_core::HeapRing`]s.
 //! * A [`Lease`] is one batch in device memory. [`on`](Lease::on) makes a stream wait for the copy and returns a
-//!   [`View`] for cudarc's copies and kernels. Dropping the lease makes the next copy into that memory wait for that
-//!   stream. For other frameworks use [`on_raw`](Lease::on_raw), or [`into_owned`](Lease::into_owned) if they need a
-//!   [`CudaSlice`](cudarc::driver::CudaSlice).
+//!   [`View`] for cudarc's copies and kernels. Dropping the lease makes the next copy into that memory wait for the
+//!   work in that stream. For other frameworks use [`on_raw`](Lease::on_raw), or [`into_owned`](Lease::into_owned) if
+//!   they need a [`CudaSlice`](cudarc::driver::CudaSlice).
 //! * A [`Stager`] copies between the host and device memory of the caller's, in pieces of any size, within a scope that
 //!   borrows both.
 //! * Between the first batch and the last, only the copy thread waits for the device, asleep, and the device is not
@@ -67,8 +67,9 @@
 //!    queries the event, or blocks on it. A host function on the stream could not do this, because it does not run
 //!    after an error.
 //! 2. **Every stream that uses the batch waits for `copied`**: [`Lease::on`] and its siblings, once per stream.
-//! 3. **The copy stream waits for `consumed`**. Dropping the lease records this event on each of those streams, or
-//!    the next receive after the capture of one.
+//! 3. **The copy stream waits for `consumed`**. Dropping the lease records this event on each of those streams. If one
+//!    of them is being captured then, the first receive (with `overlap(false)`, also acquire) call after the capture
+//!    records it.
 //!
 //! In these edges, cudarc's event tracking is not involved: they are the same with it on or off.
 #![deny(missing_docs)]

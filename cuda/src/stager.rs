@@ -1,5 +1,5 @@
-//! Copies between files or host memory and device memory that the caller allocated: the weights of a model, or state
-//! that is moved off the device and back.
+//! Copies files or host memory to device memory that the caller allocated, and device memory to host memory: the
+//! weights of a model, or state that is moved off the device and back.
 //!
 //! ```text
 //! caller          upload, upload, upload ──── one slot's worth of pieces ────┐ ring
@@ -44,7 +44,7 @@ pub struct StagerBuilder {
 }
 
 impl StagerBuilder {
-    /// Sets the size of a slot in bytes. Default: 8 MiB.
+    /// Sets the size of a slot in bytes, at least 1. Default: 8 MiB.
     ///
     /// A longer piece is split; shorter ones share a slot.
     pub fn slot_bytes(mut self, bytes: usize) -> Self {
@@ -52,7 +52,7 @@ impl StagerBuilder {
         self
     }
 
-    /// Sets the number of slots for each thread, 1 to 65536. Default: 2, one being filled while the other one is
+    /// Sets the number of slots per fill thread, 1 to 65536. Default: 2, so that one can be filled while another is
     /// copied.
     pub fn depth(mut self, slots: usize) -> Self {
         self.depth = slots;
@@ -103,8 +103,8 @@ impl StagerBuilder {
 /// Copies between the host and device memory of the caller's, through page-locked slots.
 ///
 /// All copies are asked for within a [`scope`](Stager::scope), as threads are in [`std::thread::scope`]. Fill threads
-/// read or copy into the slots in parallel, each slot is one copy for every run of adjacent destinations, and the
-/// copies run on a separate stream while the next slots are being filled.
+/// read or copy into the slots in parallel, each slot is one copy for every run of adjacent destinations in one
+/// allocation, and the copies run on a separate stream while the next slots are being filled.
 ///
 /// * **Destinations and sources are borrowed until the end of the scope**, also if a value is leaked with
 ///   [`mem::forget`]: no safe code frees or uses memory under a running copy.
@@ -179,7 +179,7 @@ impl Stager {
     ///
     /// The error that `work` returns; otherwise the first one of a copy: [`Error::Fill`], [`Error::Driver`],
     /// [`Error::Spawn`] if a thread cannot be started; [`Error::OtherContext`]; [`Error::Captured`] if `stream` is
-    /// being captured, at the beginning, in between or at the end. The capture stays valid. After an error none of its
+    /// being captured when `work` asks for a copy, or at the end. The capture stays valid. After an error none of its
     /// copies is running, and the contents of the destinations are unspecified. The stager can be used again, unless
     /// the driver failed to wait for the copies: every later call then returns that error, and the slots are leaked.
     ///

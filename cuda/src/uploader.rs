@@ -121,7 +121,7 @@ impl Uploader {
     ///
     /// A stream that does not synchronize with the default stream, such as one of [`CudaContext::new_stream`], still
     /// overlaps with copies. While a stream that does is being captured, make no call and drop nothing of this
-    /// uploader: that would invalidate the capture, and the uploader ends with [`Error::Driver`]. The times of copies
+    /// uploader: that can invalidate the capture and end the uploader with [`Error::Driver`]. The times of copies
     /// may include work that other threads enqueue on the default stream meanwhile: compare wall times.
     pub fn copy_stream(mut self, copy_stream: bool) -> Self {
         self.copy_stream = copy_stream;
@@ -137,8 +137,8 @@ impl Uploader {
     }
 
     /// Calls `on_copied` for each completed copy, in order, after its host slot was released. The call is made on the
-    /// copy thread, or inside a call of either side with `overlap(false)`. Empty batches are not copied and cause no
-    /// call. If `on_copied` panics, the training side receives [`Error::Abandoned`], and the filling side
+    /// copy thread, or inside a call or a drop of either side with `overlap(false)`. Empty batches are not copied and
+    /// cause no call. If `on_copied` panics, the training side receives [`Error::Abandoned`], and the filling side
     /// [`Error::Closed`]. With `overlap(false)`, the panic also reaches the caller.
     ///
     /// The call is made when the copies are next polled: soon with a copy thread, and at most one further batch per

@@ -89,8 +89,8 @@ fn load() -> io::Result<Symbols> {
     Symbols::of(library, file).ok_or_else(|| io::Error::other("not a driver of this package"))
 }
 
-/// The control calls. They are not driver calls: only launches of a [`Kernel`] are counted, as `cuLaunchKernel`, and only
-/// [`Control::release`] and [`Control::acquire`] order anything.
+/// The control calls. Launching a [`Kernel`] counts as a call of `cuLaunchKernel` and is checked like one. The others
+/// are not driver calls, and of these only [`Control::release`] and [`Control::acquire`] order anything.
 ///
 /// With the real driver ([`Control::is_real`]) they do nothing, and launching a [`Kernel`] returns `Ok(None)`.
 #[derive(Clone, Copy)]
@@ -148,8 +148,8 @@ impl Control {
         self.symbols.map_or_else(Vec::new, |sim| texts(sim.injected))
     }
 
-    /// Loses the context immediately: queued operations are dropped, and later calls on streams, events and memory return
-    /// `code` (`CUDA_ERROR_CONTEXT_IS_DESTROYED` is 709, an uncorrectable ECC error 214).
+    /// Loses all contexts immediately: queued operations are dropped, and later calls on streams, events, memory,
+    /// modules and graphs return `code` (`CUDA_ERROR_CONTEXT_IS_DESTROYED` is 709, an uncorrectable ECC error 214).
     ///
     /// # Panics
     ///
@@ -194,8 +194,8 @@ impl Control {
         self.symbols.map_or(0, |sim| unsafe { (sim.own_calls)(name.as_ptr()) })
     }
 
-    /// The violations that the checker found since the last call, at most 16: a sentence each, and in further lines the
-    /// call stacks of the accesses that it names.
+    /// The violations that the checker found since the last call: the first 16 different ones, a sentence each, and in
+    /// further lines the call stacks of the accesses that it names.
     #[must_use]
     pub fn violations(self) -> Vec<String> {
         self.symbols.map_or_else(Vec::new, |sim| texts(sim.violations))
@@ -279,9 +279,9 @@ impl Control {
         }
     }
 
-    /// The digest ([`checksum_of`]) of the bytes that a kernel read or wrote; `None` after an error, for a captured kernel
-    /// whose graph has not run, and with the real driver. Waits for a kernel that was not captured, but the checker does
-    /// not count that as synchronization.
+    /// The digest ([`checksum_of`]) of the bytes that a kernel read or wrote; `None` after an error, for a captured
+    /// kernel whose graph has not run, and with the real driver. Waits for a kernel that was not captured, but the
+    /// checker does not count that as synchronization.
     #[must_use]
     pub fn checksum(self, kernel: Kernel) -> Option<u64> {
         let sim = self.symbols?;
@@ -300,16 +300,16 @@ impl Control {
         (unsafe { (sim.peek)(address, copy.as_mut_ptr(), bytes) } == 0).then_some(copy)
     }
 
-    /// Lets the device run `pieces` more pieces of work, then stops it until the guard is dropped. A host function is one
-    /// piece, and so is a kernel of a module, except `twinbuf_sum`. Streams still pass events and frees.
+    /// Lets the device run `pieces` more pieces of work, then stops it until the guard is dropped. A host function is
+    /// one piece, and so is a kernel of a module, except `twinbuf_sum`. Streams still pass events and frees.
     #[must_use = "dropping it resumes the device"]
     pub fn hold(self, pieces: u64) -> Held {
         self.allow(pieces);
         Held(self)
     }
 
-    /// Waits until [`Control::hold`] has stopped a stream; returns at once if the device is not held. Enqueue enough work
-    /// first.
+    /// Waits until [`Control::hold`] has stopped a stream; returns at once if the device is not held. Enqueue enough
+    /// work first.
     pub fn wait_held(self) {
         if let Some(sim) = self.symbols {
             // SAFETY: takes nothing.
@@ -361,8 +361,8 @@ fn texts(get: unsafe extern "C" fn(*mut u8, usize) -> usize) -> Vec<String> {
     texts.split('\0').filter(|text| !text.is_empty()).map(str::to_owned).collect()
 }
 
-/// One run of the driver, from [`Sim::start`] until this is dropped. It starts without what earlier runs created, counted
-/// and injected.
+/// One run of the driver, from [`Sim::start`] until this is dropped. It starts without what earlier runs created,
+/// counted and injected.
 ///
 /// A process has one driver, so only one `Sim` exists at a time: a second `start` waits until the first is dropped.
 /// Declare it before everything that uses CUDA: it must be dropped last.

@@ -1,6 +1,6 @@
-//! The driver that the cdylib exports. Data flows from `calls` (the `cu*` functions) through `machine` (streams, events,
-//! memory) to `machine::worker` (a stream's thread). `clock` checks accesses on the way, `guard` those of the
-//! program to page-locked and managed memory; `capture` rejects the calls that a captured stream forbids.
+//! The driver that the shared library exports. Data flows from `calls` (the `cu*` functions) through `machine`
+//! (streams, events, memory) to `machine::worker` (a stream's thread). `clock` checks accesses on the way, `guard`
+//! those of the program to page-locked and managed memory; `capture` rejects the calls that a captured stream forbids.
 //!
 //! The rlib that test code links compiles these functions too, so that lints and unit tests see them, but no test calls
 //! its `cu*` functions: the driver's state is in the shared library that `build.rs` makes of them.

@@ -3,16 +3,17 @@
 //! - A stream is a worker thread. Device memory is host memory behind addresses that cannot be dereferenced
 //!   (those of managed memory can).
 //! - Copies run late and in pieces, with seeded delays, so reusing a buffer too early can corrupt data.
-//! - A checker compares vector clocks at accesses to page-locked and device memory. It reports missing happens-before
-//!   edges, even where the data are right.
-//! - Calls can be made to fail, and so can the work that they enqueue. Resources that were not freed are counted.
+//! - A checker compares vector clocks at accesses to page-locked and device memory (those of the program itself on
+//!   x86-64 only). It reports missing happens-before edges, even where the data are right.
+//! - Calls can be made to fail, and so can the work that they enqueue. Resources that were not freed are counted
+//!   ([`Live`]).
 //!
-//! Tests use [`Sim`]. The program `cuda-sim` runs other programs on the driver ([`install`], [`run`]). The driver is a shared
-//! library that `build.rs` compiles and this one contains. README.md lists where it behaves like the real driver, and where
-//! it does not.
+//! Tests use [`Sim`]. The program `cuda-sim` runs other programs on the driver ([`install`], [`run`]). The driver is a
+//! shared library that `build.rs` compiles and this one contains. README.md lists where it behaves like the real
+//! driver, and where it does not.
 //!
-//! Linux with glibc: the driver is found by its SONAME. Without glibc [`Sim::start`] panics; outside Linux this library is
-//! empty.
+//! Linux with glibc: the driver is found by its SONAME. In a build for another C library, or for another system than
+//! the one that builds, this library has no driver, and [`Sim::start`] panics; outside Linux this library is empty.
 #![cfg(target_os = "linux")]
 
 mod abi;

@@ -24,13 +24,14 @@ pub enum Installed {
 pub struct Options {
     /// The seed of all delays.
     pub seed: u64,
-    /// The longest delay before each piece of an operation, and before an asynchronous free, in microseconds. 0: no delays.
+    /// The longest delay before each piece of an operation, and before an asynchronous free, in microseconds. 0: no
+    /// delays.
     pub delay_us: u32,
     /// The most pieces that a copy, a memset or a simulated kernel runs in. 0 counts as 1.
     pub pieces: u32,
-    /// Whether the device has memory pools, and with them `cuMemAllocAsync`.
+    /// Whether the device has memory pools, and with them `cuMemAllocAsync` and `cuMemFreeAsync`.
     pub pools: bool,
-    /// Bytes of device memory. Allocations beyond it fail with `CUDA_ERROR_OUT_OF_MEMORY` (2).
+    /// Bytes of device memory, managed memory included. Allocations beyond it fail with `CUDA_ERROR_OUT_OF_MEMORY` (2).
     pub device_bytes: u64,
     /// Bytes of page-locked host memory. Allocations beyond it fail with the same error.
     pub host_bytes: u64,
@@ -123,7 +124,7 @@ impl FromStr for Settings {
 /// its code.
 ///
 /// Without [`after_effect`](Self::after_effect), a failed call has no effect, except that a call that frees something
-/// (destroy, free, release) frees it. The real driver also returns errors of earlier work from such calls.
+/// (destroy, free, release, unload) frees it. The real driver also returns errors of earlier work from such calls.
 #[derive(Clone, Debug)]
 pub struct Failure {
     pub(crate) raw: RawFailure,
@@ -165,8 +166,8 @@ impl Failure {
         Self::new(TARGET_API, name, nth, code)
     }
 
-    /// Fails the `nth` call (from 1) of any name. `cuGetErrorName` and `cuGetErrorString` do not count, because formatting
-    /// an error calls them.
+    /// Fails the `nth` call (from 1) of any name. `cuGetErrorName` and `cuGetErrorString` do not count, because
+    /// formatting an error calls them.
     ///
     /// # Panics
     ///
@@ -176,9 +177,9 @@ impl Failure {
         Self::new(TARGET_CALL, "", nth, code)
     }
 
-    /// Fails the `nth` operation (from 1) of this kind *while it runs*: `h2d`, `d2h`, `d2d`, `memset`, `kernel`, `host` (a
-    /// host function, which fails before it runs) or `any`. The error is sticky: later calls on streams, events and memory
-    /// return it, queued operations are dropped, and host functions are not called.
+    /// Fails the `nth` operation (from 1) of this kind *while it runs*: `h2d`, `d2h`, `d2d`, `memset`, `kernel`, `host`
+    /// (a host function, which fails before it runs) or `any`. The error is sticky: later calls on streams, events,
+    /// memory, modules and graphs return it, queued operations are dropped, and host functions are not called.
     ///
     /// # Panics
     ///

@@ -19,9 +19,9 @@ pub(crate) fn library() -> io::Result<&'static [u8]> {
     if LIBRARY.is_empty() { Err(Error::new(ErrorKind::Unsupported, none)) } else { Ok(LIBRARY) }
 }
 
-/// Puts the driver into a folder, as `libcuda.so.1` and `libcuda.so`. Nothing else here makes files of these names, so it
-/// takes a real driver's place only for programs that search this folder. What the folder has under these names is
-/// replaced.
+/// Puts the driver into a folder, which it creates if necessary, as `libcuda.so.1` and `libcuda.so`. Nothing else here
+/// makes files of these names, so it takes a real driver's place only for programs that search this folder. What the
+/// folder has under these names is replaced.
 ///
 /// # Errors
 ///
@@ -81,14 +81,15 @@ fn name(library: &mut [u8]) -> Option<()> {
 pub struct Outcome {
     /// Its exit code; 128 plus the signal's number if a signal ended it.
     pub code: i32,
-    /// What the checker found: a sentence each, and in further lines the call stacks.
+    /// What the checker found, at most 16: a sentence each, and in further lines the call stacks.
     pub violations: Vec<String>,
-    /// How many were found and what was not freed. `None` if the program made no driver call or skipped its exit handlers.
+    /// How many were found and what was not freed. `None` if the program made no driver call, skipped its exit
+    /// handlers, or was ended by a signal.
     pub end: Option<String>,
 }
 
-/// Runs a program on the driver in `folder`. `settings` are `NAME=VALUE` with commas between; the names are those of
-/// `cuda-sim run --set`.
+/// Runs a program on the driver that [`install`] has put into `folder`, and waits for its end. Writes the file `report`
+/// there. `settings` are `NAME=VALUE` with commas between; the names are those of `cuda-sim run --set`.
 ///
 /// # Errors
 ///

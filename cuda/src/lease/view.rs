@@ -1,4 +1,4 @@
-//! A typed view of a batch on one stream. Every read through cudarc is ordered.
+//! A typed view of a batch on one stream. Every read by a safe call of cudarc's is ordered or refused.
 
 use std::cell::RefCell;
 use std::marker::PhantomData;
@@ -22,7 +22,8 @@ pub(super) const LEGACY: usize = 1;
 /// own stream, it can be a kernel argument, as a pointer.
 ///
 /// **A copy on any other stream fails** with a driver error, because it could not be ordered before the slot's next
-/// copy. To copy to another context, copy within the context first ([`Lease::into_owned`](crate::Lease::into_owned)).
+/// copy. So does a copy on a stream that is being captured. To copy to another context, copy within the context first
+/// ([`Lease::into_owned`](crate::Lease::into_owned)).
 pub struct View<'l, T> {
     /// The streams that the lease is used on.
     pub(super) uses: &'l RefCell<Uses>,

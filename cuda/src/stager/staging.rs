@@ -18,8 +18,8 @@ use crate::lease::Element;
 
 /// Says what to copy in a [scope](crate::Stager::scope).
 ///
-/// Each call returns as soon as its pieces have slots, some of them perhaps not handed over yet. A call waits for a
-/// free slot if all of them are being filled or copied.
+/// Each call returns as soon as its pieces have slots, some of them perhaps not handed over yet. A call waits while the
+/// fill threads have work for every slot.
 ///
 /// Memory is named by cudarc's views: `slice.as_view_mut()`, `slice.slice_mut(8..16)`, the parts of
 /// `slice.as_view_mut().chunks_exact_mut(8)`, `slice.as_view()`.
@@ -27,8 +27,9 @@ use crate::lease::Element;
 /// # Errors
 ///
 /// Each call returns [`Error::Option`] if the two lengths differ, [`Error::OtherContext`], [`Error::Captured`] if the
-/// scope's stream is being captured, [`Error::Driver`], and the error of an earlier call's copy that has failed by
-/// then. An error other than the first two is also the scope's if the closure returns `Ok`.
+/// scope's stream is being captured, [`Error::Driver`], and the error of an earlier call's copy that has failed by then
+/// ([`Error::Closed`] if a fill panicked: then the scope panics too). An error other than the first two is also the
+/// scope's if the closure returns `Ok`.
 ///
 /// It stays on the thread of the scope: on another one, the per-thread default stream is another stream.
 ///
@@ -66,7 +67,8 @@ impl<'s, 'env> Staging<'s, 'env> {
     ///
     /// `fill(at, out)` writes the bytes from byte `at` on to all of `out`, which contains other data before: it reads
     /// them from a file, or converts them. It is called for each part of the destination once, by several threads at a
-    /// time if the destination spans slots. A part is a whole number of elements, and `out` is aligned for `T`.
+    /// time if the destination spans slots. A part is a whole number of elements, and `out` starts at a multiple of the
+    /// alignment of `T` in its slot.
     ///
     /// # Errors
     ///

@@ -3,7 +3,8 @@
 //! An *agent* (a stream, or the host) numbers its steps. For every agent, a clock holds the last step known to happen
 //! before. An edge (event wait, synchronize, enqueue) joins one clock into another. An access races with an earlier one
 //! if they overlap, one of them writes, and the later one's clock does not contain the earlier one's step. For
-//! work, all of this happens when it is *enqueued*, so the workers' timing does not matter.
+//! work, all of this happens when it is *enqueued*, so the workers' timing does not matter. A host function takes its
+//! step then too, but its accesses are checked when it makes them.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -1,5 +1,5 @@
-//! The guard: page-locked and managed memory is mapped twice. The device works through one mapping. The
-//! other one is the program's: its pages are closed while the device may use them, so that an access which no
+//! The guard: page-locked and managed memory is mapped twice. The device works through one mapping. The other one is
+//! the program's: its pages are closed (on x86-64) while the device may use them, so that an access which no
 //! synchronization orders stops at its instruction, with its call stack.
 //!
 //! Pages are coarser than copies. If a closed page is touched where nothing conflicts, it is opened for one instruction,

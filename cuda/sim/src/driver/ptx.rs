@@ -1,4 +1,4 @@
-//! Kernels as PTX text: their parameters, and which buffers they write. They are not run.
+//! Kernels as PTX text: their parameters, and which buffers they write. The text is not run.
 //! Syntax: NVIDIA's "Parallel Thread Execution ISA".
 
 use std::collections::{BTreeMap, BTreeSet};

@@ -1,4 +1,4 @@
-//! The bodies of the calls that copy, fill, launch and measure.
+//! The bodies of the calls that copy, fill, load modules, launch and measure.
 
 use std::ffi::{CStr, c_char, c_void};
 use std::ptr::null;
