@@ -80,9 +80,8 @@ impl<'r, T, W: Wait> Consumer<'r, T, W> {
         }
     }
 
-    /// Waits until the next slot is filled, and returns it. Returns `None` at the end of the data: after the last
-    /// slot that the producer committed or reserved before [`finish`](crate::Producer::finish), and in every later
-    /// call.
+    /// Waits until the next slot is filled, and returns it. Returns `None` at the end of the data, also in later calls:
+    /// after the last slot that the producer committed or reserved before [`finish`](crate::Producer::finish).
     ///
     /// # Errors
     ///

@@ -28,8 +28,7 @@ use crate::wait::Wait;
 /// fn start(slot: WriteSlot<'static, 'static, [u8; 64]>) { buffer(slot) }
 /// ```
 ///
-/// The engine may write any bytes. The type of the slot must therefore be a [`WriteTarget`], such as an array of
-/// integers:
+/// The engine may write any bytes. A slot must therefore be a [`WriteTarget`], such as an array of integers:
 ///
 /// ```compile_fail,E0277
 /// use twinbuf_core::ReservedSlot;

@@ -8,8 +8,7 @@ use core::fmt;
 #[cfg_attr(feature = "defmt", derive(defmt::Format))]
 pub struct Closed;
 
-/// Why [`try_acquire`](crate::Producer::try_acquire), [`acquire_timeout`](crate::Producer::acquire_timeout) or
-/// [`acquire_deadline`](crate::Producer::acquire_deadline) returned no slot.
+/// Why `try_acquire`, `acquire_timeout` or `acquire_deadline` of a [`Producer`](crate::Producer) returned no slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "defmt", derive(defmt::Format))]
 #[non_exhaustive]
@@ -34,14 +33,12 @@ pub enum RecvError {
     Cancelled,
 }
 
-/// Why [`try_recv`](crate::Consumer::try_recv), [`recv_timeout`](crate::Consumer::recv_timeout) or
-/// [`recv_deadline`](crate::Consumer::recv_deadline) returned neither a slot nor the end of the data.
+/// Why `try_recv`, `recv_timeout` or `recv_deadline` returned neither a slot nor the end of the data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "defmt", derive(defmt::Format))]
 #[non_exhaustive]
 pub enum TryRecvError {
-    /// The next slot is not filled: the producer has not acquired or committed it, or an earlier
-    /// [`ReservedSlot`](crate::ReservedSlot) is open or was leaked.
+    /// The next slot is not committed. After `finish`: its [`ReservedSlot`](crate::ReservedSlot) is open or leaked.
     Empty,
     /// An earlier [`KeptSlot`](crate::KeptSlot) still holds the next slot. Drop that guard first.
     Held,

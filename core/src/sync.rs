@@ -1,9 +1,8 @@
 //! The atomics and cells of the ring. Only it, and its lines in `lib.rs`, depend on `cfg(loom)` or `cfg(shuttle)`.
 //!
-//! In a normal build the atomics are those of `core` (or `portable-atomic`), and the cells cost nothing. With
-//! `cfg(loom)` both come from `tests/loom/checked.rs`; the package `tests/loom` sets it and compiles this crate a
-//! second time. With `cfg(shuttle)`, set by the package `tests/shuttle`, the atomics are shuttle's, for long random
-//! schedules.
+//! In a normal build the atomics are those of `core` (or `portable-atomic`), and the cells cost nothing. `cfg(loom)`
+//! takes both from `tests/loom/checked.rs`; the package `tests/loom` sets it and compiles this crate a second time.
+//! With `cfg(shuttle)`, set by the package `tests/shuttle`, the atomics are shuttle's, for long random schedules.
 
 #[cfg(not(loom))]
 mod plain {

@@ -204,17 +204,15 @@ impl Wait for Spin {
     fn wake(&self, _word: Word<'_>) {}
 }
 
-/// The default strategy. With the feature `std`, a waiting side looks at the word for about a microsecond. Then it
-/// yields its processor and looks again, up to 64 times: about 20 µs if no other thread wants the processor. Then it
-/// sleeps as `Park` does. It also sleeps after a yield of more than 50 µs. Without `std`, it polls in a loop as
-/// [`Spin`] does.
+/// The default strategy. With the feature `std`, a waiting side looks at the word for about 1 µs. Then it yields its
+/// processor and looks again, up to 64 times: about 20 µs if no other thread wants the processor. Then, or after one
+/// yield of more than 50 µs, it sleeps as `Park` does. Without `std`, it polls in a loop as [`Spin`] does.
 ///
 /// After a look in vain, the next waits sleep at once: 2 of them, then 4, at most 256. So a ring with long waits spends
 /// almost no time on looking. A wait that a look ends halves that number. A sleep of less than 50 µs resets it to none.
 ///
-/// If other threads keep all processors busy, a yield can give the processor away for a time slice of milliseconds.
-/// After a yield of more than 500 µs, the next 512 waits sleep at once, and a short sleep resets only the last 256 of
-/// them.
+/// If other threads keep all processors busy, a yield can give the processor away for milliseconds. After a yield of
+/// more than 500 µs, the next 512 waits sleep at once, and a short sleep resets only the last 256 of them.
 ///
 /// Use one `Auto` for one ring: both sides learn from it.
 ///
