@@ -59,7 +59,7 @@
 //! The owner of a borrowed ring gets exclusive access again only after both handles and all guards are gone or leaked.
 //! The words then show a leak: a dropped handle has set `TX_GONE` or `RX_GONE`; a slot that the producer passed
 //! without a commit or a drop is free for a lap other than `TX_ODD`; a slot that the consumer passed without a
-//! release is `FULL` of a lap other than `RX_ODD`. After a leak the ring never hands out a slot again.
+//! release is `FULL` of a lap other than `RX_ODD`. After a leak the ring is `DEAD`: it never hands out a slot again.
 //!
 //! # Why an open slot is not the end
 //!
@@ -108,7 +108,7 @@ pub enum ProducerView {
     Full,
     /// The producer reserved it one lap ago and has not committed it yet.
     Reserved,
-    /// The consumer is gone: nothing will read what is filled now.
+    /// The consumer is gone, or the ring is `DEAD`: nothing will read what is filled now.
     Closed,
 }
 
@@ -124,7 +124,7 @@ pub enum ConsumerView {
     Empty,
     /// The producer called `finish` and everything before it has been received.
     Finished,
-    /// The producer is gone without `finish`, and this place was not committed.
+    /// The producer is gone without `finish`, and this place was not committed; or the ring is `DEAD`.
     Abandoned,
     /// The slot is still held by the consumer's own guard of the previous lap.
     Held,

@@ -104,8 +104,8 @@ impl<M: 'static> HostSlots<M> {
     ///
     /// # Errors
     ///
-    /// - [`Error::Full`]: the slot is being copied, or it was committed and not copied yet, or a [`ReservedSlot`] holds
-    ///   it. With `overlap(false)`, the call waits for the copy.
+    /// - [`Error::Full`]: the slot was committed, and its copy was not seen to end, or a [`ReservedSlot`] holds it. With
+    ///   `overlap(false)`, only the latter: the call waits for the copy.
     /// - The errors of [`HostSlots`].
     pub fn try_acquire(&mut self) -> Result<HostSlot<'_, M>, Error> {
         now(self.slot(Waiting::No))

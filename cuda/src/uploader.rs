@@ -139,7 +139,8 @@ impl Uploader {
     /// Calls `on_copied` for each completed copy, in order, after its host slot was released. The call is made on the
     /// copy thread, or inside a call or a drop of either side with `overlap(false)`. Empty batches are not copied and
     /// cause no call. If `on_copied` panics, the training side receives [`Error::Abandoned`], and the filling side
-    /// [`Error::Closed`]. With `overlap(false)`, the panic also reaches the caller.
+    /// [`Error::Closed`]. With `overlap(false)`, the panic also reaches the caller, and calls of the uploader from
+    /// within `on_copied` neither wait nor issue copies.
     ///
     /// The call is made when the copies are next polled: soon with a copy thread, and at most one further batch per
     /// host slot later with `overlap(false)`. There is no call for a copy that was not yet polled as complete when the
