@@ -45,7 +45,7 @@
 // Through the page cache.
 #define TWINBUF_READ_PREAD 1
 
-// Past the page cache, on Linux.
+// Past the page cache, on Linux. On other systems twinbuf_load returns TWINBUF_ERROR_FILE.
 #define TWINBUF_READ_DIRECT 2
 
 // The records that do not fill a step of all ranks are omitted.
@@ -81,7 +81,7 @@
 // Another thread uses the loader, or a call on it has panicked.
 #define TWINBUF_ERROR_BUSY -4
 
-// An option or an environment variable has a wrong value.
+// An option or an environment variable has a wrong value, or the options do not fit the records or the memory.
 #define TWINBUF_ERROR_OPTION -5
 
 // A file cannot be opened or checked, or is not of the format; or the trace cannot be written.
@@ -179,7 +179,7 @@ typedef struct {
   uint64_t window;
   // Records in a chunk of the window. At least 1 with `window`.
   uint64_t chunk;
-  // The same seed gives the same order, on any machine.
+  // With `shuffle`: the same seed gives the same order, on any machine. Without it only 0 is allowed.
   uint64_t seed;
   // This process: less than `world`.
   uint64_t rank;
@@ -192,11 +192,12 @@ typedef struct {
   uint32_t read_mode;
   // The number of reading threads. Default: 1.
   size_t workers;
-  // The number of slots. Default: as many as fit 2 MiB in whole pages, 16 at most; if those are fewer than the
-  // workers plus 2, the workers plus 3. From 16 MiB each on, or with TWINBUF_MEMORY, the workers plus 2. 2 for one
-  // worker with slots of 16 MiB or more, and with TWINBUF_OVERLAP=0.
+  // The number of slots. Default: as many as fit 2 MiB in whole pages of 4 KiB, 16 at most; if those are fewer than
+  // the workers plus 2, the workers plus 3. From 16 MiB each on, or with TWINBUF_MEMORY, the workers plus 2. 2 for
+  // one worker with slots of 16 MiB or more, and where TWINBUF_OVERLAP or TWINBUF_BREAKDOWN turns overlap off.
   size_t depth;
-  // How long calls of twinbuf_next wait for the release of a batch that is in the next slot. Default: 10000.
+  // How long a batch may hold the slot that the loader needs, from the first call of twinbuf_next that finds it
+  // held. Then twinbuf_next returns TWINBUF_ERROR_HELD. Default: 10000.
   uint64_t held_timeout_ms;
 } twinbuf_options;
 
@@ -277,7 +278,8 @@ int64_t twinbuf_count(const twinbuf_records *records);
 //
 // A pointer that is NULL is TWINBUF_ERROR_NULL, a freed handle TWINBUF_ERROR_HANDLE, a wrong `size`
 // TWINBUF_ERROR_SIZE. Options that do not fit the records or the memory, and an option or a variable with a wrong
-// value, are TWINBUF_ERROR_OPTION; a trace that cannot be written is TWINBUF_ERROR_FILE. Any thread may call it.
+// value, are TWINBUF_ERROR_OPTION. Files that cannot be read, or not as `read_mode` asks, and a trace that cannot be
+// written are TWINBUF_ERROR_FILE; a thread that cannot start is TWINBUF_ERROR_OTHER. Any thread may call it.
 int32_t twinbuf_load(const twinbuf_records *records,
                      const twinbuf_options *options,
                      twinbuf_loader **out);
@@ -288,11 +290,11 @@ int32_t twinbuf_load(const twinbuf_records *records,
 int64_t twinbuf_steps(const twinbuf_loader *loader,
                       uint64_t epoch);
 
-// Begins with epoch `first`, and ends before epoch `end`: at once if that is not greater. Reading starts at once. What
-// is left of epochs begun earlier is not delivered.
+// Begins with epoch `first`, and ends before epoch `end`: at once if that is not greater. With overlap, reading starts
+// at once. What is left of epochs begun earlier is not delivered.
 //
-// NULL, after free: an error. After close, and during one: TWINBUF_ERROR_CLOSED. While another thread is inside another
-// function of this loader: TWINBUF_ERROR_BUSY.
+// NULL, after free: an error. After close, and during one: TWINBUF_ERROR_CLOSED. While another thread is inside
+// another function of this loader: TWINBUF_ERROR_BUSY.
 int32_t twinbuf_epochs(twinbuf_loader *loader,
                        uint64_t first,
                        uint64_t end);
@@ -301,8 +303,9 @@ int32_t twinbuf_epochs(twinbuf_loader *loader,
 // others. `from` is what twinbuf_checkpoint wrote: its `bytes` and `len`.
 //
 // NULL, after free, after close, two threads: as with twinbuf_epochs; a wrong `size`: TWINBUF_ERROR_SIZE. A text that
-// is not a checkpoint is TWINBUF_ERROR_CHECKPOINT, also after close. So is a checkpoint of other records or of another
-// plan, but not after close: then the epochs begun earlier are over, and twinbuf_next returns this error.
+// is not a checkpoint is TWINBUF_ERROR_CHECKPOINT, also after close, and changes nothing. A checkpoint of other
+// records or of another plan is TWINBUF_ERROR_CHECKPOINT too, unless the loader is closed. It ends the epochs begun
+// earlier: twinbuf_next returns this error until new epochs begin.
 int32_t twinbuf_resume(twinbuf_loader *loader,
                        const twinbuf_text *from,
                        uint64_t end);
@@ -322,19 +325,19 @@ int32_t twinbuf_checkpoint(const twinbuf_loader *loader,
 // repeats. TWINBUF_PENDING if none is ready within `wait_ms` milliseconds. With 0 it does not wait, with UINT64_MAX it
 // waits without a limit. A read that the call does itself, of files in memory or with TWINBUF_OVERLAP=0, has no limit.
 //
-// An error of a read comes after all batches that were read before it, and then from each call until new epochs begin.
-// So TWINBUF_END means that no batch is missing. Two errors end no epochs, and a later call goes on with the next
-// batch: a batch that is not released holds its slot, and TWINBUF_ERROR_HELD follows when the loader needs it; and
-// TWINBUF_ERROR_CANCELLED comes after twinbuf_cancel. TWINBUF_ERROR_EPOCHS if no epochs were begun. `*batch` changes
-// only if a batch was received. NULL, a wrong `size`, after free, after close, two threads: an error that ends no
-// epochs.
+// An error of a read comes after all batches that precede it in the epochs, and then from each call until new epochs
+// begin. So TWINBUF_END means that no batch is missing. TWINBUF_ERROR_HELD comes if a batch that was not released
+// holds the slot that the loader needs: see `held_timeout_ms`. TWINBUF_ERROR_CANCELLED comes after twinbuf_cancel.
+// These two end no epochs, and a later call goes on with the next batch. TWINBUF_ERROR_EPOCHS if no epochs were begun.
+// `*batch` changes only if a batch was received. NULL, a wrong `size`, after free, after close, two threads: an error
+// that ends no epochs.
 int32_t twinbuf_next(twinbuf_loader *loader,
                      twinbuf_batch *batch,
                      uint64_t wait_ms);
 
-// Ends the wait of the thread that is in twinbuf_next, within 20 ms, or that of the next call without another error: it
-// returns TWINBUF_ERROR_CANCELLED, after the end and after new epochs too. No batch is lost, and a later call goes on. Several
-// calls before that count as one. A read that the waiting thread does itself is not cut short.
+// Ends the wait of the thread that is in twinbuf_next, within 20 ms, or that of the next call without another error:
+// it returns TWINBUF_ERROR_CANCELLED, after the end and after new epochs too. No batch is lost, and a later call goes
+// on. Several calls before that count as one. A read that the waiting thread does itself is not cut short.
 //
 // NULL, or after free: an error, so cancel before free. After close it does nothing. Any thread may call it at any
 // time.
@@ -365,11 +368,11 @@ int32_t twinbuf_report(const twinbuf_loader *loader,
 // with UINT64_MAX; up to 1 s more for a thread that reads nothing, which only has to be woken. The handle stays valid
 // until twinbuf_free; batches stay valid until they are released.
 //
-// TWINBUF_ERROR_TIMEOUT with the file and the offset if a read did not end: its thread is left behind with what it
-// uses. TWINBUF_ERROR_READ if a batch that was not received could not be read; TWINBUF_ERROR_FILE if the trace could
-// not be written. The loader is closed in each case. A second time: TWINBUF_ERROR_CLOSED. While another thread is
-// inside another function of this loader: TWINBUF_ERROR_BUSY, and the loader is not closed: twinbuf_cancel first ends a wait
-// there. NULL, after free: an error.
+// TWINBUF_ERROR_TIMEOUT, with the file and the offset if they are known, if a read did not end: its thread is left
+// behind with what it uses. TWINBUF_ERROR_READ if a batch that was not received could not be read; TWINBUF_ERROR_FILE
+// if the trace could not be written. The loader is closed in each case. A second time: TWINBUF_ERROR_CLOSED. While
+// another thread is inside another function of this loader: TWINBUF_ERROR_BUSY, and the loader is not closed:
+// twinbuf_cancel first ends a wait there. NULL, after free: an error.
 int32_t twinbuf_close(twinbuf_loader *loader,
                       uint64_t wait_ms);
 

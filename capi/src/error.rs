@@ -25,7 +25,7 @@ pub const TWINBUF_ERROR_HANDLE: i32 = -2;
 pub const TWINBUF_ERROR_CLOSED: i32 = -3;
 /// Another thread uses the loader, or a call on it has panicked.
 pub const TWINBUF_ERROR_BUSY: i32 = -4;
-/// An option or an environment variable has a wrong value.
+/// An option or an environment variable has a wrong value, or the options do not fit the records or the memory.
 pub const TWINBUF_ERROR_OPTION: i32 = -5;
 /// A file cannot be opened or checked, or is not of the format; or the trace cannot be written.
 pub const TWINBUF_ERROR_FILE: i32 = -6;

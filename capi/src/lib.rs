@@ -73,7 +73,7 @@ pub struct twinbuf_files {
 pub const TWINBUF_READ_AUTO: u32 = 0;
 /// Through the page cache.
 pub const TWINBUF_READ_PREAD: u32 = 1;
-/// Past the page cache, on Linux.
+/// Past the page cache, on Linux. On other systems twinbuf_load returns TWINBUF_ERROR_FILE.
 pub const TWINBUF_READ_DIRECT: u32 = 2;
 
 /// The records that do not fill a step of all ranks are omitted.
@@ -103,7 +103,7 @@ pub struct twinbuf_options {
     pub window: u64,
     /// Records in a chunk of the window. At least 1 with `window`.
     pub chunk: u64,
-    /// The same seed gives the same order, on any machine.
+    /// With `shuffle`: the same seed gives the same order, on any machine. Without it only 0 is allowed.
     pub seed: u64,
     /// This process: less than `world`.
     pub rank: u64,
@@ -116,11 +116,12 @@ pub struct twinbuf_options {
     pub read_mode: u32,
     /// The number of reading threads. Default: 1.
     pub workers: usize,
-    /// The number of slots. Default: as many as fit 2 MiB in whole pages, 16 at most; if those are fewer than the
-    /// workers plus 2, the workers plus 3. From 16 MiB each on, or with TWINBUF_MEMORY, the workers plus 2. 2 for one
-    /// worker with slots of 16 MiB or more, and with TWINBUF_OVERLAP=0.
+    /// The number of slots. Default: as many as fit 2 MiB in whole pages of 4 KiB, 16 at most; if those are fewer than
+    /// the workers plus 2, the workers plus 3. From 16 MiB each on, or with TWINBUF_MEMORY, the workers plus 2. 2 for
+    /// one worker with slots of 16 MiB or more, and where TWINBUF_OVERLAP or TWINBUF_BREAKDOWN turns overlap off.
     pub depth: usize,
-    /// How long calls of twinbuf_next wait for the release of a batch that is in the next slot. Default: 10000.
+    /// How long a batch may hold the slot that the loader needs, from the first call of twinbuf_next that finds it
+    /// held. Then twinbuf_next returns TWINBUF_ERROR_HELD. Default: 10000.
     pub held_timeout_ms: u64,
 }
 
@@ -455,7 +456,8 @@ pub extern "C" fn twinbuf_count(records: *const twinbuf_records) -> i64 {
 ///
 /// A pointer that is NULL is TWINBUF_ERROR_NULL, a freed handle TWINBUF_ERROR_HANDLE, a wrong `size`
 /// TWINBUF_ERROR_SIZE. Options that do not fit the records or the memory, and an option or a variable with a wrong
-/// value, are TWINBUF_ERROR_OPTION; a trace that cannot be written is TWINBUF_ERROR_FILE. Any thread may call it.
+/// value, are TWINBUF_ERROR_OPTION. Files that cannot be read, or not as `read_mode` asks, and a trace that cannot be
+/// written are TWINBUF_ERROR_FILE; a thread that cannot start is TWINBUF_ERROR_OTHER. Any thread may call it.
 #[unsafe(no_mangle)]
 pub extern "C" fn twinbuf_load(
     records: *const twinbuf_records,
@@ -517,11 +519,11 @@ pub extern "C" fn twinbuf_steps(loader: *const twinbuf_loader, epoch: u64) -> i6
     door(|| Ok(loader_of(loader)?.plan.steps(epoch).try_into().unwrap_or(i64::MAX)))
 }
 
-/// Begins with epoch `first`, and ends before epoch `end`: at once if that is not greater. Reading starts at once. What
-/// is left of epochs begun earlier is not delivered.
+/// Begins with epoch `first`, and ends before epoch `end`: at once if that is not greater. With overlap, reading starts
+/// at once. What is left of epochs begun earlier is not delivered.
 ///
-/// NULL, after free: an error. After close, and during one: TWINBUF_ERROR_CLOSED. While another thread is inside another
-/// function of this loader: TWINBUF_ERROR_BUSY.
+/// NULL, after free: an error. After close, and during one: TWINBUF_ERROR_CLOSED. While another thread is inside
+/// another function of this loader: TWINBUF_ERROR_BUSY.
 #[unsafe(no_mangle)]
 pub extern "C" fn twinbuf_epochs(loader: *mut twinbuf_loader, first: u64, end: u64) -> i32 {
     door(|| {
@@ -534,8 +536,9 @@ pub extern "C" fn twinbuf_epochs(loader: *mut twinbuf_loader, first: u64, end: u
 /// others. `from` is what twinbuf_checkpoint wrote: its `bytes` and `len`.
 ///
 /// NULL, after free, after close, two threads: as with twinbuf_epochs; a wrong `size`: TWINBUF_ERROR_SIZE. A text that
-/// is not a checkpoint is TWINBUF_ERROR_CHECKPOINT, also after close. So is a checkpoint of other records or of another
-/// plan, but not after close: then the epochs begun earlier are over, and twinbuf_next returns this error.
+/// is not a checkpoint is TWINBUF_ERROR_CHECKPOINT, also after close, and changes nothing. A checkpoint of other
+/// records or of another plan is TWINBUF_ERROR_CHECKPOINT too, unless the loader is closed. It ends the epochs begun
+/// earlier: twinbuf_next returns this error until new epochs begin.
 #[unsafe(no_mangle)]
 pub extern "C" fn twinbuf_resume(loader: *mut twinbuf_loader, from: *const twinbuf_text, end: u64) -> i32 {
     door(|| {
@@ -575,12 +578,12 @@ pub extern "C" fn twinbuf_checkpoint(loader: *const twinbuf_loader, text: *mut t
 /// repeats. TWINBUF_PENDING if none is ready within `wait_ms` milliseconds. With 0 it does not wait, with UINT64_MAX it
 /// waits without a limit. A read that the call does itself, of files in memory or with TWINBUF_OVERLAP=0, has no limit.
 ///
-/// An error of a read comes after all batches that were read before it, and then from each call until new epochs begin.
-/// So TWINBUF_END means that no batch is missing. Two errors end no epochs, and a later call goes on with the next
-/// batch: a batch that is not released holds its slot, and TWINBUF_ERROR_HELD follows when the loader needs it; and
-/// TWINBUF_ERROR_CANCELLED comes after twinbuf_cancel. TWINBUF_ERROR_EPOCHS if no epochs were begun. `*batch` changes
-/// only if a batch was received. NULL, a wrong `size`, after free, after close, two threads: an error that ends no
-/// epochs.
+/// An error of a read comes after all batches that precede it in the epochs, and then from each call until new epochs
+/// begin. So TWINBUF_END means that no batch is missing. TWINBUF_ERROR_HELD comes if a batch that was not released
+/// holds the slot that the loader needs: see `held_timeout_ms`. TWINBUF_ERROR_CANCELLED comes after twinbuf_cancel.
+/// These two end no epochs, and a later call goes on with the next batch. TWINBUF_ERROR_EPOCHS if no epochs were begun.
+/// `*batch` changes only if a batch was received. NULL, a wrong `size`, after free, after close, two threads: an error
+/// that ends no epochs.
 #[unsafe(no_mangle)]
 pub extern "C" fn twinbuf_next(loader: *mut twinbuf_loader, batch: *mut twinbuf_batch, wait_ms: u64) -> i32 {
     door(|| {
@@ -641,9 +644,9 @@ fn wait(
     }
 }
 
-/// Ends the wait of the thread that is in twinbuf_next, within 20 ms, or that of the next call without another error: it
-/// returns TWINBUF_ERROR_CANCELLED, after the end and after new epochs too. No batch is lost, and a later call goes on. Several
-/// calls before that count as one. A read that the waiting thread does itself is not cut short.
+/// Ends the wait of the thread that is in twinbuf_next, within 20 ms, or that of the next call without another error:
+/// it returns TWINBUF_ERROR_CANCELLED, after the end and after new epochs too. No batch is lost, and a later call goes
+/// on. Several calls before that count as one. A read that the waiting thread does itself is not cut short.
 ///
 /// NULL, or after free: an error, so cancel before free. After close it does nothing. Any thread may call it at any
 /// time.
@@ -717,11 +720,11 @@ pub extern "C" fn twinbuf_report(loader: *const twinbuf_loader, json: i32, text:
 /// with UINT64_MAX; up to 1 s more for a thread that reads nothing, which only has to be woken. The handle stays valid
 /// until twinbuf_free; batches stay valid until they are released.
 ///
-/// TWINBUF_ERROR_TIMEOUT with the file and the offset if a read did not end: its thread is left behind with what it
-/// uses. TWINBUF_ERROR_READ if a batch that was not received could not be read; TWINBUF_ERROR_FILE if the trace could
-/// not be written. The loader is closed in each case. A second time: TWINBUF_ERROR_CLOSED. While another thread is
-/// inside another function of this loader: TWINBUF_ERROR_BUSY, and the loader is not closed: twinbuf_cancel first ends a wait
-/// there. NULL, after free: an error.
+/// TWINBUF_ERROR_TIMEOUT, with the file and the offset if they are known, if a read did not end: its thread is left
+/// behind with what it uses. TWINBUF_ERROR_READ if a batch that was not received could not be read; TWINBUF_ERROR_FILE
+/// if the trace could not be written. The loader is closed in each case. A second time: TWINBUF_ERROR_CLOSED. While
+/// another thread is inside another function of this loader: TWINBUF_ERROR_BUSY, and the loader is not closed:
+/// twinbuf_cancel first ends a wait there. NULL, after free: an error.
 #[unsafe(no_mangle)]
 pub extern "C" fn twinbuf_close(loader: *mut twinbuf_loader, wait_ms: u64) -> i32 {
     door(|| {
