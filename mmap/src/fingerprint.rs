@@ -24,7 +24,8 @@ impl Ranges {
     /// The fingerprint depends on the element type, shape and stride of the records, the number of files, and the
     /// offset and number of records of each file. It also depends on the first and the last 8 KiB of the records of
     /// **every** file, and, for records of varying length, on the offset of every record. The call makes about two
-    /// reads for each file. Paths and file times have no effect: a copy has the same fingerprint on any platform.
+    /// reads for each file, or one if its records have at most 8 KiB. Paths and file times have no effect: a copy has
+    /// the same fingerprint on any platform.
     ///
     /// It is made to detect files that were replaced, swapped, resized or regenerated. It does not
     /// detect a change between the two samples of a file, or a deliberate forgery.
@@ -32,7 +33,8 @@ impl Ranges {
     /// The hash has eight lanes of 64 bits, which start as their numbers 0 to 7. Word `i` of each part of the
     /// input (8 bytes, little-endian, the last filled up with zeros) changes lane `i % 8` to
     /// `rotate_left((lane ^ word) * 0x9E3779B97F4A7C15, 32)`, modulo 2^64. In the end the lanes change a lane that
-    /// starts as 8. The result is the same in every version of this crate.
+    /// starts as 8. Each file is hashed separately, and its hash is a word of the whole. The result is the same in
+    /// every version of this crate.
     ///
     /// # Errors
     ///

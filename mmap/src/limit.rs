@@ -1,4 +1,4 @@
-//! How many files may stay open, and how much memory is left.
+//! How many files may stay open, how much memory is left, and how many ranks share this machine.
 
 /// Returns how many files of a data set to keep open at most. The caller opens the others of its `files` files for each
 /// use.

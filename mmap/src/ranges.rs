@@ -170,8 +170,8 @@ impl Ranges {
         self.kind.dtype
     }
 
-    /// Returns `true` if the files have an element type. If `false`, the records are untyped bytes that can be read
-    /// as any type.
+    /// Returns `true` if the files have an element type. If `false`, the records are untyped bytes that can be read as
+    /// any type. Megatron-LM files of `uint8` tokens count as untyped.
     #[must_use]
     pub const fn is_typed(&self) -> bool {
         self.kind.typed

@@ -86,7 +86,8 @@ impl Options {
     /// - [`Error::NotFound`], [`Error::PermissionDenied`], [`Error::NotAFile`], [`Error::Open`]: a file cannot be
     ///   opened. The call refuses a FIFO and does not block on it.
     /// - [`Error::Format`]: a file is shorter than its [`header`](Self::header), or is a pointer of Git LFS.
-    /// - [`Error::TooShort`]: a file contains less than one record, unless [`skip_short`](Self::skip_short) is set.
+    /// - [`Error::TooShort`]: a file, or with [`skip_short`](Self::skip_short) every file, contains less than one
+    ///   record.
     /// - [`Error::Ragged`]: a file ends with an incomplete record, unless [`partial`](Self::partial) is set.
     /// - [`Error::Read`], [`Error::Truncated`]: looking for such a pointer, in a file of less than 1 KiB, fails.
     /// - [`Error::TooLarge`]: the total size is 2^64 bytes or more.

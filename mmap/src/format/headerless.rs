@@ -18,16 +18,16 @@ impl Records {
     /// headers would be read as elements: most formats that this crate opens, and common ones of archives and
     /// compressed files, tables and databases (such as HDF5, Parquet and Arrow), pickles, pictures, sound, documents,
     /// programs, and, unless the elements have one byte, JSON lines and other text that hardly could be numbers.
-    /// [`Options::header`] skips a header: then only compressed files are refused.
+    /// [`Options::header`] skips a header: then only files of gzip, bzip2, xz, zstd and LZ4 are refused.
     ///
     /// # Errors
     ///
     /// - [`Error::Ragged`]: a file ends inside an element.
-    /// - [`Error::TooShort`]: a file contains less than one record.
+    /// - [`Error::TooShort`]: a file contains less than one record (see [`Options::skip_short`]).
     /// - [`Error::ZeroRecord`], [`Error::ZeroStride`]: the window or the stride is 0.
-    /// - [`Error::Format`]: a file has another format.
-    /// - The remaining errors of [`Options::open`](crate::Options::open); [`Error::Read`],
-    ///   [`Error::Truncated`]: a header cannot be read.
+    /// - [`Error::Format`]: a file has another format, or is shorter than its [`header`](Options::header).
+    /// - The remaining errors of [`Options::open`](crate::Options::open); [`Error::Read`], [`Error::Truncated`]: the
+    ///   first bytes of a file cannot be read.
     ///
     /// See [`Cut`] for an example.
     pub fn open_headerless(

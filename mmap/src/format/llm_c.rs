@@ -33,7 +33,7 @@ impl Records {
     /// - [`Error::Mixed`]: one file has 16-bit tokens and another has 32-bit tokens.
     /// - [`Error::TooShort`], [`Error::ZeroRecord`], [`Error::ZeroStride`], as for
     ///   [`open_headerless`](Self::open_headerless).
-    /// - The remaining errors of [`Options::open`](crate::Options::open); [`Error::Read`],
+    /// - The remaining errors of [`Options::open`](crate::Options::open), without [`Error::Ragged`]; [`Error::Read`],
     ///   [`Error::Truncated`]: a header cannot be read.
     ///
     /// ```

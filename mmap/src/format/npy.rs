@@ -26,13 +26,13 @@ impl Records {
     ///
     /// # Errors
     ///
-    /// - [`Error::Format`]: the header is invalid, or exceeds 10 000 bytes, the limit of numpy; the elements have
+    /// - [`Error::Format`]: the header is invalid, or exceeds 10 000 bytes, numpy's default limit; the elements have
     ///   another type, such as text, dates, objects, structures or `longdouble`, or are big-endian; the array is in
     ///   another order, has no axis, empty rows or 2^64 bytes or more; or its size does not match the size of the file.
     /// - [`Error::Mixed`]: the rows of a file differ in type or shape from the first file.
     /// - [`Error::TooShort`], [`Error::ZeroRecord`], [`Error::ZeroStride`]: a file contains less than one record, or
     ///   the window or the stride is 0.
-    /// - The remaining errors of [`Options::open`](crate::Options::open); [`Error::Read`],
+    /// - The remaining errors of [`Options::open`](crate::Options::open), without [`Error::Ragged`]; [`Error::Read`],
     ///   [`Error::Truncated`]: a header cannot be read.
     ///
     /// ```

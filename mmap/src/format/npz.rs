@@ -46,8 +46,8 @@ impl Records {
     ///
     /// # Errors
     ///
-    /// The call returns the errors of [`open_npz`](Self::open_npz) that concern the archive. The
-    /// item of an array contains the others.
+    /// The call returns the errors of [`open_npz`](Self::open_npz) that concern the archive. The item of an array
+    /// contains the others, and those of opening the file again.
     ///
     /// ```no_run
     /// use twinbuf_mmap::{Cut, Records};

@@ -49,9 +49,9 @@ impl Deref for RaggedRecords {
 }
 
 impl RaggedRecords {
-    /// Opens pairs of a data file and an index file. The index is a one-dimensional `.npy` array of `int64` or
-    /// `uint64` byte offsets. Record `i` is the bytes from offset `i` to offset `i + 1`. For N records, there are N
-    /// + 1 offsets, and the last offset is the size of the data file. The records are untyped bytes.
+    /// Opens pairs of a data file and an index file. The index is a one-dimensional `.npy` array of `int64` or `uint64`
+    /// byte offsets. Record `i` is the bytes from offset `i` to offset `i + 1`. For `n` records, there are `n + 1`
+    /// offsets, and the last offset is the size of the data file. The records are untyped bytes.
     ///
     /// ```python
     /// offsets = numpy.cumsum([0] + [len(record) for record in records])
@@ -59,10 +59,14 @@ impl RaggedRecords {
     ///
     /// # Errors
     ///
-    /// - [`Error::Format`]: the index contains another type, is not one-dimensional or has fewer than two offsets; an
-    ///   offset is negative or less than the previous offset; or the last offset is not the size of the data file.
-    /// - The errors of [`Records::open_npy`](crate::Records::open_npy) for the index.
-    /// - The remaining errors of [`Options::open`](crate::Options::open).
+    /// - [`Error::NoPaths`]: there are no pairs.
+    /// - [`Error::NotFound`], [`Error::PermissionDenied`], [`Error::NotAFile`], [`Error::Open`]: a data file or an
+    ///   index cannot be opened.
+    /// - [`Error::Format`]: the index is not such an array, or has fewer than two offsets; an offset is negative or
+    ///   less than the previous offset; the last offset is not the size of the data file; or a file is a pointer of Git
+    ///   LFS. [`Records::open_npy`](crate::Records::open_npy) documents the format.
+    /// - [`Error::Read`], [`Error::Truncated`]: an index cannot be read, or looking for such a pointer fails.
+    /// - [`Error::TooLarge`]: the total size is 2^64 bytes or more.
     pub fn open_indexed<P: AsRef<Path>, Q: AsRef<Path>>(
         pairs: impl IntoIterator<Item = (P, Q)>,
     ) -> Result<Self, Error> {
@@ -77,7 +81,7 @@ impl RaggedRecords {
 
     /// Opens token files written by Megatron-LM (`IndexedDataset`). `paths` are the `.bin` files, or prefixes as
     /// Megatron-LM takes them: `corpus` for `corpus.bin`. The index is the `.idx` file with the same name. A record is
-    /// a sequence of tokens.
+    /// a sequence of tokens. Tokens of `uint8` become untyped bytes.
     ///
     /// The index is little-endian: the magic `MMIDIDX\0\0`, the version 1 (`u64`), the token type (`u8`), the number
     /// of sequences and the number of document index entries (`u64` each), the number of tokens of each sequence
@@ -89,8 +93,7 @@ impl RaggedRecords {
     /// - [`Error::Format`]: the index is invalid or has no sequence; a length is negative; a sequence does not start at
     ///   the end of the previous sequence; or the size of the index or of the data file does not match the index.
     /// - [`Error::Mixed`]: the files have different token types.
-    /// - The remaining errors of [`Options::open`](crate::Options::open); [`Error::Read`],
-    ///   [`Error::Truncated`]: an index cannot be read.
+    /// - The other errors of [`open_indexed`](Self::open_indexed).
     pub fn open_megatron(paths: impl IntoIterator<Item: AsRef<Path>>) -> Result<Self, Error> {
         // Append `.bin` instead of replacing an extension: a prefix may have a dot in it.
         let data = paths.into_iter().map(|path| {

@@ -29,7 +29,7 @@ impl Records {
     /// - [`Error::Mixed`]: the rows of a file differ in type or shape from the first file.
     /// - [`Error::TooShort`], [`Error::ZeroRecord`], [`Error::ZeroStride`]: a file contains less than one record, or
     ///   the window or the stride is 0.
-    /// - The remaining errors of [`Options::open`](crate::Options::open); [`Error::Read`],
+    /// - The remaining errors of [`Options::open`](crate::Options::open), without [`Error::Ragged`]; [`Error::Read`],
     ///   [`Error::Truncated`]: a header cannot be read.
     ///
     /// ```
@@ -61,8 +61,8 @@ impl Records {
     ///
     /// # Errors
     ///
-    /// The call returns the errors of [`open_safetensors`](Self::open_safetensors) that concern the
-    /// file. The item of a tensor contains the others.
+    /// The call returns the errors of [`open_safetensors`](Self::open_safetensors) that concern the file. The item of a
+    /// tensor contains the others, and those of opening the file again.
     ///
     /// ```
     /// use twinbuf_mmap::{Cut, Records};

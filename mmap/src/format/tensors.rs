@@ -1,4 +1,4 @@
-//! The tensors of a model by name: `safetensors`, their index, and GGUF. Only headers are read.
+//! The tensors of a model by name: `safetensors`, their index, and GGUF. Only headers and indexes are read.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -17,9 +17,10 @@ use crate::ranges::{Places, Shard, Shards};
 /// The tensors of a model, by name. Requires the feature `safetensors`.
 ///
 /// The files may be `safetensors` files, GGUF files, or the `model.safetensors.index.json` of a model in several files.
-/// The crate reads only headers and indexes. A clone is another handle to the same files.
+/// Opening reads only headers and indexes. A clone is another handle to the same files.
 ///
-/// Do not write to the files while they are open. Reading a truncated file fails with [`Error::Truncated`].
+/// Do not write to the files while they are open. Reading bytes that a truncation removed fails with
+/// [`Error::Truncated`].
 ///
 /// ```
 /// use twinbuf_mmap::{DType, Tensors};
@@ -56,7 +57,8 @@ impl Tensors {
     /// of an index ends in `.json`.
     ///
     /// An index names files in its own folder. From each of these files, the model contains only the tensors that
-    /// the index lists for the file. Tensors of any element type can be opened, except GGUF types of unknown size.
+    /// the index lists for the file. Tensors of every element type of the formats can be opened, except GGUF types of
+    /// unknown size.
     ///
     /// # Errors
     ///
@@ -64,9 +66,9 @@ impl Tensors {
     /// - [`Error::NotFound`], [`Error::PermissionDenied`], [`Error::NotAFile`], [`Error::Open`],
     ///   [`Error::Read`], [`Error::Truncated`]: a file, or a file named by an index, could not be
     ///   opened or read.
-    /// - [`Error::Format`]: a header or an index is invalid; tensors overlap, or two have the same
-    ///   name; a GGUF tensor does not consist of whole blocks, or the size of its type is unknown;
-    ///   or the tensors end past the end of the file, or, for `safetensors`, before it.
+    /// - [`Error::Format`]: a header or an index is invalid, or a file is a pointer of Git LFS; tensors overlap, or two
+    ///   have the same name; a GGUF tensor does not consist of whole blocks, or the size of its type is unknown; or the
+    ///   tensors end past the end of the file, or, for `safetensors`, before it.
     /// - [`Error::MissingParts`]: a GGUF file is a part of a model, and not all parts were given.
     /// - [`Error::NoTensor`]: an index lists a tensor that its file does not have.
     pub fn open(paths: impl IntoIterator<Item: AsRef<Path>>) -> Result<Self, Error> {
