@@ -12,7 +12,7 @@ use twinbuf::mmap::PlanError;
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum Error {
-    /// An error of the loader: an option, a file (with path and offset), or a transform.
+    /// An error of the loader, for example of an option, a file (with path and offset), or a transform.
     Loader(Arc<twinbuf::Error>),
     /// The function that makes items of batches refused one.
     Make {

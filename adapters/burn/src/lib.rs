@@ -31,7 +31,7 @@ type Options = dyn Fn(LoaderBuilder) -> LoaderBuilder + Send + Sync;
 ///   training stops at it; other loops must check it (`let batch = batch?`). Without one, epoch 0
 ///   has [`num_items`](DataLoader::num_items). [`Error`] is the `source` of burn's `DatasetError`.
 /// - A [`Loader`] belongs to one thread and this does not: it keeps one between epochs, with its buffers and its
-///   thread, and builds another after an error, or if it is iterated a second time while the first iterator is alive.
+///   threads, and builds another after an error, or if it is iterated a second time while the first iterator is alive.
 /// - [`to_device`](DataLoader::to_device) counts epochs separately, from this one's next epoch.
 /// - [`slice`](DataLoader::slice) is a fixed range of the plan's *records*, in the order of their list, planned as this
 ///   is: with the same order, seed and batch. What the plan's `LastBatch::Drop` leaves over goes to the last slice. With

@@ -36,7 +36,8 @@ pub fn tensor(batch: &Batch, device: &Device) -> Result<Tensor, TensorError> {
 ///
 /// # Errors
 ///
-/// [`TensorError::Batch`] if there is no such field; else those of [`tensor`].
+/// [`TensorError::Batch`] if there is no such field; [`TensorError::DType`] and [`TensorError::Candle`] as for
+/// [`tensor`].
 pub fn field_tensor(batch: &Batch, field: usize, device: &Device) -> Result<Tensor, TensorError> {
     let of = batch.field_type(field).map_err(TensorError::Batch)?;
     let (dtype, shape) = shape_of(of, batch.plan().len())?;

@@ -26,11 +26,11 @@ const READS: usize = 4;
 
 /// Reads a whole checkpoint: each tensor by its name, as `candle_core::safetensors::load` does.
 ///
-/// On the CPU four threads read, and each byte is copied **once** (those of u16 and floats of 4 to 8 bits twice), into
-/// the memory that its tensor owns: from the page cache if half of the files or more are there. Otherwise they are read
-/// past it if the system can, in pieces of 4 MiB. A disk could write to the tensor's own memory, but its requests are
-/// shorter where pages have 4 KiB, as those of a `Vec` do. For another device each tensor is copied to it from a slot
-/// while the next one is read; no test here has run on one.
+/// On the CPU up to four threads read, and each byte is copied **once** (those of u16 and floats of 4 to 8 bits twice),
+/// into the memory that its tensor owns: from the page cache if half of the files' pages or more are there, or the
+/// system cannot tell. Otherwise they are read past it if the system can, in pieces of 4 MiB. A disk could write to the
+/// tensor's own memory, but its requests are shorter where pages have 4 KiB, as those of a `Vec` do. For another device
+/// each tensor is copied to it from a slot while the next one is read; no test here has run on one.
 ///
 /// u16 becomes u32, as in candle's loader. Nothing else is converted.
 ///
@@ -113,7 +113,8 @@ fn load_through_slots(model: &Tensors, device: &Device) -> Result<HashMap<String
     Ok(tensors)
 }
 
-/// One tensor of a layer, copied **once** into memory that candle owns. The layer may be dropped right after.
+/// One tensor of a layer, copied **once** into memory that candle owns. The layer may be dropped right after. u16
+/// becomes u32.
 ///
 /// # Errors
 ///

@@ -13,7 +13,7 @@ use twinbuf::BoxError;
 pub struct Error {
     /// The URL of the object. If all objects are concerned: the URL that was opened, or its part before their paths.
     pub url: String,
-    /// The bytes that were requested. Empty if the error does not concern a request.
+    /// The bytes that were requested. Empty if the error does not concern a request for bytes of an object.
     pub range: Range<u64>,
     /// The reason.
     #[source]
@@ -32,12 +32,12 @@ pub enum Kind {
     /// There is no object below the URL that is not empty.
     #[error("wanted at least one object, found none")]
     Empty,
-    /// The objects do not have the requested format. The text has the URLs of the objects, the error the paths of
-    /// temporary files.
+    /// The opener failed, for example because the objects do not have the requested format. The text has the URLs of
+    /// the objects, the error the paths of temporary files.
     #[error("{0}")]
     Format(String, Box<twinbuf::mmap::Error>),
-    /// The object was replaced or truncated after it was found. ETag (of a store without: the time
-    /// of the last change) and size then, and now.
+    /// The object was replaced or truncated after it was found. ETag (of a store without: the time of the last change)
+    /// and size then, and now. `found` is `another` if the store only told that the ETag differs.
     #[error("changed while open: wanted {wanted}, found {found}")]
     #[allow(missing_docs)]
     Changed { wanted: String, found: String },

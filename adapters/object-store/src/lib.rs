@@ -215,7 +215,7 @@ impl Dataset for Objects {
 pub struct Stats {
     /// The number of requests that succeeded after the opening, without retries.
     pub requests: u64,
-    /// The number of bytes received.
+    /// The number of bytes that these requests received.
     pub bytes: u64,
     /// The number of bytes copied to batches.
     pub used: u64,

@@ -24,13 +24,15 @@ pub struct Options {
     pub names: Vec<String>,
     /// The number of bytes at the start of each object that hold its header. Default: 64 KiB.
     pub header_bytes: u64,
-    /// The largest gap in bytes between two records of a batch that one request bridges. Its bytes are thrown away. A gap
-    /// is cheaper than a request up to about delay × bandwidth / requests in flight. Default: 64 KiB.
+    /// The largest gap in bytes between two records of a batch that one request bridges. Its bytes are thrown away. A
+    /// gap is cheaper than a request up to about delay × bandwidth / requests in flight. Gaps between the chunks of
+    /// [`Shuffle::Window`](twinbuf::Shuffle::Window) are not bridged. Default: 64 KiB.
     pub gap: u64,
-    /// The number of bytes from which neighbours, or a chunk of [`Shuffle::Window`](twinbuf::Shuffle::Window), become
+    /// The number of bytes above which neighbours, or a chunk of [`Shuffle::Window`](twinbuf::Shuffle::Window), become
     /// separate requests, which can use separate connections. A record is always one request. Default: 8 MiB.
     pub request_bytes: u64,
-    /// The number of requests of one batch in flight, at least 1. Each worker of the loader loads a batch. Default: 16.
+    /// The number of requests of one batch, or of the opening, in flight, at least 1. Each worker of the loader loads a
+    /// batch. Default: 16.
     pub requests: usize,
     /// The time limit of one request, with its retries and its body. Default: 3 minutes.
     pub timeout: Duration,
