@@ -39,7 +39,7 @@
 // The tokens of llm.c's files.
 #define TWINBUF_FORMAT_LLM_C 2
 
-// Through the page cache; on Linux, what does not fit in memory goes past it.
+// Through the page cache; on Linux, what does not fit in memory goes past it if the files allow that.
 #define TWINBUF_READ_AUTO 0
 
 // Through the page cache.
@@ -175,9 +175,10 @@ typedef struct {
   uint32_t shuffle;
   // TWINBUF_LAST_*: what becomes of the records that do not fill a step of all ranks.
   uint32_t last_batch;
-  // With `shuffle`: within a sliding window of so many chunks. Default: all records are shuffled.
+  // Only with `shuffle`: the shuffle is within a sliding window of so many chunks. Default: all records are
+  // shuffled.
   uint64_t window;
-  // Records in a chunk of the window. At least 1 with `window`.
+  // Records in a chunk of the window. At least 1 with `window`, 0 without.
   uint64_t chunk;
   // With `shuffle`: the same seed gives the same order, on any machine. Without it only 0 is allowed.
   uint64_t seed;

@@ -69,7 +69,7 @@ pub struct twinbuf_files {
     pub sequence: usize,
 }
 
-/// Through the page cache; on Linux, what does not fit in memory goes past it.
+/// Through the page cache; on Linux, what does not fit in memory goes past it if the files allow that.
 pub const TWINBUF_READ_AUTO: u32 = 0;
 /// Through the page cache.
 pub const TWINBUF_READ_PREAD: u32 = 1;
@@ -99,9 +99,10 @@ pub struct twinbuf_options {
     pub shuffle: u32,
     /// TWINBUF_LAST_*: what becomes of the records that do not fill a step of all ranks.
     pub last_batch: u32,
-    /// With `shuffle`: within a sliding window of so many chunks. Default: all records are shuffled.
+    /// Only with `shuffle`: the shuffle is within a sliding window of so many chunks. Default: all records are
+    /// shuffled.
     pub window: u64,
-    /// Records in a chunk of the window. At least 1 with `window`.
+    /// Records in a chunk of the window. At least 1 with `window`, 0 without.
     pub chunk: u64,
     /// With `shuffle`: the same seed gives the same order, on any machine. Without it only 0 is allowed.
     pub seed: u64,

@@ -24,12 +24,12 @@ pub struct Error {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Kind {
-    /// The URL or the settings are no store's whose feature is on, or the objects cannot be listed or found, or a file
-    /// or a thread cannot be made, or the opener opened a file of its own. The source is `object_store`'s error, the
-    /// parser's or the system's, or a text.
+    /// The URL is not that of a store whose feature is on, the store cannot be made with the settings, the objects
+    /// cannot be listed or found, a file or a thread cannot be made, or the opener opened a file of its own. The source
+    /// is `object_store`'s error, the parser's or the system's, or a text.
     #[error("the objects could not be opened")]
     Open(#[source] BoxError),
-    /// There is no object below the URL that is not empty.
+    /// There are no objects below the URL, or all of them are empty.
     #[error("wanted at least one object, found none")]
     Empty,
     /// The opener failed, for example because the objects do not have the requested format. The text has the URLs of
