@@ -135,12 +135,14 @@ pub fn weight(view: &View<'_>, device: &Device) -> Result<Tensor, TensorError> {
 ///
 /// `linear(&layer, "mlp.up_proj.weight")?.forward(&x)` is `x` times the transposed matrix, by candle's own kernels for
 /// f32, f16, bf16 and, of GGUF's blocks, Q4_0 to Q8_0 and Q2_K to Q8_K, on the CPU. They convert `x` to what the kernel
-/// multiplies with, such as bf16 for a matrix of bf16, and return the type of `x`, f32 or f16.
+/// multiplies with, such as bf16 for a matrix of bf16, and return the type of `x`: f32, f16 or, from candle 0.11.1 on,
+/// bf16.
 ///
 /// candle's `Tensor` owns its memory, so it cannot borrow; its `QTensor` is behind a trait, and
 /// can. The slot is read into again when the matrix, its clones and the [`Group`] are dropped.
-/// Where candle repacks blocks, it keeps that copy for as long as the matrix: on AArch64, and on x86-64 with AVX2, some of
-/// Q4_0 to Q6_K and Q8_0. Then keep the matrix while the layer is used.
+/// When they are used, candle 0.11.1 repacks some matrices, and keeps that copy as long as the matrix: of Q4_0, Q4_K,
+/// Q5_K, Q6_K and Q8_0 on AArch64, of Q4_K, Q6_K and Q8_0 on x86-64 with AVX2. Then keep the matrix while the layer is
+/// used.
 ///
 /// # Errors
 ///
