@@ -15,7 +15,8 @@ const WILD: [char; 3] = ['*', '?', '['];
 /// - a folder. It expands to the files and broken links in the folder, without names that start with a dot.
 /// - a pattern with `*`, `?`, `[...]`, or `**` for folders at any depth, also those that links lead
 ///   to, but not through a link back to a folder that the path came through. It matches files and
-///   broken links; a dot at the start of a name needs a dot in the pattern.
+///   broken links; a dot at the start of a name needs a dot in the pattern. A path that exists is
+///   not a pattern.
 ///
 /// The files of one source are sorted in natural order: `shard-10` comes after `shard-9`. The sources stay in the given
 /// order. Opened in this order, the files are the data set: print the result once to check it.
