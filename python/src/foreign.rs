@@ -242,7 +242,7 @@ impl Filler {
         // SAFETY: `view` keeps the object alive, and this thread is attached to the interpreter. Something else may refer to
         // it: a tensor of `torch.frombuffer(out)` uses the memory without an export.
         let shared = unsafe { ffi::Py_REFCNT(view.as_ptr()) } > 1;
-        // Relaxed: the GIL orders all uses of this count.
+        // Relaxed: the GIL, which abi3 builds have, orders all uses of this count.
         released && !shared && lent.get().exports.load(Ordering::Relaxed) == 0
     }
 

@@ -174,7 +174,7 @@ impl Memory {
             suboffsets: ptr::null_mut(),
             internal: ptr::null_mut(),
         };
-        // Relaxed: the GIL orders all uses of this count.
+        // Relaxed: the GIL, which abi3 builds have, orders all uses of this count.
         exports.fetch_add(1, Ordering::Relaxed);
         // SAFETY: Python passes a view that can be written.
         unsafe { view.write(filled) };
