@@ -14,9 +14,12 @@ use crate::error::{BoxError, Error};
 /// ([`Fields`](crate::loader::Fields)).
 ///
 /// If a method panics while a batch is loaded, the epoch ends with [`Error::Panicked`](crate::Error::Panicked). If a
-/// method panics while the loader is built, for example `records`,
-/// [`build`](crate::loader::LoaderBuilder::build) panics. A panic of its drop is an error of
-/// [`close`](crate::Loader::close), but two of one loader's data sets and transforms whose drops panic abort the process.
+/// method panics while the loader is built, for example `records`, [`build`](crate::loader::LoaderBuilder::build)
+/// panics. A panic of its drop is an error of [`close`](crate::Loader::close). If the drops of two data sets or
+/// transforms of one worker panic, the process aborts.
+///
+/// In a [driven](crate::loader::LoaderBuilder::driven) loader, a panic of a load reaches the driver, and the epoch ends
+/// with [`Error::Load`](crate::Error::Load). A panic of its drop reaches whoever drops the worker.
 ///
 /// # Examples
 ///
@@ -86,8 +89,8 @@ pub trait Dataset: Send {
     /// Any error. The caller receives it as [`Error::Load`](crate::Error::Load), and the epoch ends.
     ///
     /// In a [driven](crate::loader::LoaderBuilder::driven) loader, an [`io::Error`](std::io::Error) of the kind
-    /// [`WouldBlock`](std::io::ErrorKind::WouldBlock) puts the read off: it is called again, with the same batch and the same
-    /// memory.
+    /// [`WouldBlock`](std::io::ErrorKind::WouldBlock) puts the read off: the driver's next call calls it again, with
+    /// the same batch and the same memory, unless [`leak_slot`](crate::loader::Driven::leak_slot) began the fill anew.
     fn read(&mut self, batch: &BatchIndices, out: &mut [u8]) -> Result<usize, BoxError>;
 
     /// Returns the files of the records, if the records are unchanged byte ranges of files. The loader then reads
@@ -96,8 +99,9 @@ pub trait Dataset: Send {
         None
     }
 
-    /// Clones the data set for another [worker](crate::loader::LoaderBuilder::workers). The loader calls it when it
-    /// is built.
+    /// Clones the data set for another [worker](crate::loader::LoaderBuilder::workers), or for a caller that reads
+    /// while it waits. [`build`](crate::loader::LoaderBuilder::build) and
+    /// [`wanted_slots`](crate::loader::LoaderBuilder::wanted_slots) call it.
     ///
     /// The clones read at the same time, each a different batch. For a type that is [`Clone`], return
     /// `Some(Box::new(self.clone()))`. Default: `None`; the loader can then have only one worker.
@@ -106,7 +110,7 @@ pub trait Dataset: Send {
     }
 
     /// Returns a function that finds the file and the byte offset of a record. The loader calls this method once,
-    /// when it is built, and uses the function to show a read in progress ([`Reading`](crate::loader::Reading)).
+    /// when it is built, and calls the function to show a read in progress ([`Reading`](crate::loader::Reading)).
     /// Default: finds the record in [`files`](Self::files); `None` if there are none.
     fn locator(&self) -> Option<Locator> {
         let records = self.files()?;
@@ -193,11 +197,12 @@ files! {
 ///
 /// Every [`Dataset`] implements this trait; so do [`Records`], [`RaggedRecords`] and `Box<dyn Dataset>`. A tuple of
 /// two to four items, or a `Vec`, has one field per data set. [`build`](crate::loader::LoaderBuilder::build) returns
-/// [`Error::Option`](crate::Error::Option) if the record counts differ. A checkpoint, the prefetch and the read mode
-/// apply to all fields.
+/// [`Error::Option`](crate::Error::Option) if the record counts differ, or if a `Vec` is empty. A checkpoint applies to
+/// all fields; prefetch and read mode apply to all fields that are files.
 ///
 /// In a batch, each field is contiguous and starts at a multiple of 64 bytes.
-/// [`Batch::fields`](crate::Batch::fields) returns the fields.
+/// [`Batch::fields`](crate::Batch::fields) returns two to four fields, [`Batch::field`](crate::Batch::field) one of any
+/// number.
 ///
 /// ```
 /// use twinbuf::mmap::Cut;

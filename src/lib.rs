@@ -10,13 +10,13 @@
 //! - [`generate`](generate()): the same overlap for data made by code. [`Breakdown`]: the time of each phase of a step.
 //! - `stream()` (feature `safetensors`): the same overlap for the weights of a model that may be larger than memory.
 //! - [`write`](mod@write): the other direction. The loop fills one buffer while a thread writes the other to a file.
-//! - [`pipe`]: what loaders, generators and streams are built on, for authors of others. Its workers are threads, or
-//!   driven by the caller.
+//! - [`pipe`]: what loaders, generators and streams are built on, for authors of others. Its workers are threads of
+//!   its own, or the program drives them.
 //! - [`Report`]: by sums of measured times, what takes the time, and at most one change to try, with a bound of what
 //!   it saves ([guide](https://github.com/twinbuf/twinbuf/blob/main/docs/report.md)). [`observe::Trace`]: a timeline
 //!   for Perfetto.
-//! - An iterator returns what comes before a failure, and then one error. That of a failed read has path and offset. A
-//!   truncated file causes an error, never a signal.
+//! - An iterator returns what comes before a failure, and then one error. That of a failed read of
+//!   a file has path and offset. A read of what a truncated file lacks is an error, never a signal.
 //! - This crate does **not** decode, shuffle in memory or make tensors: a batch is bytes, or numbers without a copy,
 //!   in a reused buffer.
 //!
@@ -56,7 +56,7 @@
 //! | several ranks | `Plan::builder(n).rank(rank, world)`, or `Plan::from_env` for torchrun, Open MPI, Slurm |
 //! | batch sizes that change; sequences that grow | `Plan::builder(n).batches(sizes)`; a loader for each length ([`loader`]) |
 //! | resume in the middle of an epoch, also with another batch size or number of ranks | `batch.checkpoint()`, `loader.epochs_from(&checkpoint, 3)`; to save it, feature `serde` |
-//! | data larger than memory | nothing on Linux, where `ReadMode::Auto` reads what does not fit past the page cache; on Windows `ReadMode::Direct` |
+//! | data larger than memory | on most Linux file systems nothing: `ReadMode::Auto` reads what does not fit past the page cache; on Windows `ReadMode::Direct` |
 //! | reads that may never return: a file server that is gone | `epochs.next_timeout(t)` and `epochs.reading()`; `loader.close_timeout(t)` |
 //! | do not block | `epochs.try_next()`, `epochs.next_async().await`, feature `stream` |
 //! | weights larger than memory, layer by layer | `twinbuf::stream(model.groups_by(layer)?)`, feature `safetensors` |

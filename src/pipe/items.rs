@@ -61,14 +61,15 @@ pub enum Next<I> {
 ///
 /// With overlap, `next` blocks the thread until the next item is ready, [`try_next`](Self::try_next) does not wait,
 /// [`next_timeout`](Self::next_timeout) waits for a limited time, and [`next_async`](Self::next_async) waits without
-/// blocking the thread. The caller may mix these calls. With the feature `stream`, this type also implements
-/// `futures_core::Stream`.
+/// blocking the thread. A generator's hook runs in any of them. The caller may mix these calls. With the feature
+/// `stream`, this type also implements `futures_core::Stream`.
 ///
-/// The iterator returns every item before the one that failed, then one error, and then ends. If the caller drops it
-/// early, no further unit is started, except a generator's round whose hook has run.
+/// The iterator returns every item before the one that failed, then one error, and then ends; only the items of a pipe
+/// can be [resumed](Self::resume). If the caller drops it early, no further unit is started, except a generator's round
+/// whose hook has run.
 ///
 /// An item occupies its slot until it is dropped. To collect more than there are slots, collect results computed from
-/// the items (`items.map(..).collect()`), or take the memory out of each slot
+/// the items (`items.map(..).collect()`), or take the memory out of each slot of a loader in host memory
 /// ([`Batch::into_buffer`](crate::Batch::into_buffer)).
 #[must_use = "items are delivered only by iterating"]
 pub struct Items<'f, F: Front> {
@@ -85,7 +86,7 @@ enum Held<'f, F> {
 
 impl<'f, F: Front> Items<'f, F> {
     /// Iterates over what `front` has been told to deliver: after the end of an iteration nothing, until it is told again.
-    /// A generator goes on with the rounds that are left.
+    /// A generator goes on with the rounds that are left. A pipe without a [`begin`](Pipe::begin) returns an error.
     pub fn lent(front: &'f mut F) -> Self {
         Self { front: Held::Lent(front), ended: false }
     }
@@ -106,7 +107,8 @@ impl<'f, F: Front> Items<'f, F> {
     }
 
     /// Returns the next item, without waiting for a worker. Returns [`Poll::Pending`] if it is not filled, and
-    /// `Ready(None)` at the end. Without overlap or drivers this call fills the slot, and blocks until that is done.
+    /// `Ready(None)` at the end. Without overlap, and if no driver does it, this call fills the slot, and blocks until
+    /// that is done.
     ///
     /// The [`Report`] counts the time from the first call that returns `Pending` to the call that returns the item as
     /// wait time.
@@ -116,8 +118,8 @@ impl<'f, F: Front> Items<'f, F> {
 
     /// Waits up to `timeout` for the next item. Returns [`Poll::Pending`] if it is not filled in time, and `Ready(None)`
     /// at the end. After `Pending`, a later call returns the item, and [`reading`](Self::reading) shows what is being
-    /// read. This call may fill slots: without overlap, and with it while files are in memory. `timeout` does not
-    /// limit a fill.
+    /// read. This call may fill slots: without overlap, and with it if the caller helps ([`Loader`](crate::Loader),
+    /// [`Builder::helper`](super::Builder::helper)). `timeout` does not limit a fill.
     pub fn next_timeout(&mut self, timeout: Duration) -> Poll<Option<Result<F::Item, Error>>> {
         match Instant::now().checked_add(timeout) {
             Some(deadline) => self.advance(Waiting::Until(deadline)),
@@ -126,13 +128,14 @@ impl<'f, F: Front> Items<'f, F> {
     }
 
     /// Returns the next item, or [`Poll::Pending`] if it is not filled. After `Pending`, the task of `cx` is woken when
-    /// the item is ready. Returns `Ready(None)` at the end.
+    /// the item or an error is ready, or earlier. Returns `Ready(None)` at the end. Without overlap it fills the slot,
+    /// as [`try_next`](Self::try_next) does.
     pub fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<F::Item, Error>>> {
         self.advance(Waiting::Poll(cx))
     }
 
-    /// Waits for the next item without blocking the thread. Without overlap the slot is filled on the thread that polls
-    /// the future. Dropping the future loses no item.
+    /// Waits for the next item without blocking the thread. Without overlap, and if no driver does it, the thread that
+    /// polls the future fills the slot, and blocks meanwhile. Dropping the future loses no item.
     pub async fn next_async(&mut self) -> Option<Result<F::Item, Error>> {
         poll_fn(|cx| self.poll_next(cx)).await
     }
@@ -145,8 +148,8 @@ impl<'f, F: Front> Items<'f, F> {
         self.front().pipe().running.held_since.map(|since| since.elapsed())
     }
 
-    /// Returns what the worker is reading whose unit is needed first: its name, the duration so far, the file and the
-    /// offset. Returns `None` if no worker is filling a slot.
+    /// Returns what the worker is reading whose unit is needed first: its name, the duration so far, and, if known, the
+    /// record, the file and the offset. Returns `None` if no worker is filling a slot, and in a forked process.
     ///
     /// Call it after [`next_timeout`](Self::next_timeout) returned `Pending`.
     #[must_use]
@@ -155,7 +158,7 @@ impl<'f, F: Front> Items<'f, F> {
     }
 
     /// Ends the use of the last item now, for the report and the trace. Without this call, the request for the next item
-    /// ends it.
+    /// or the end of the iteration ends it.
     pub fn used(&mut self) {
         self.front_mut().pipe_mut().used(Instant::now());
     }

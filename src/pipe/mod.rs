@@ -4,16 +4,17 @@
 //! order of units ──► worker: turn { acquire, next unit, reserve } ──► fill ──► commit ──► ring ──► Items ──► a guard
 //! ```
 //!
-//! - A [`Source`] fills one slot with one unit. A pipe has one source for each worker with a thread.
+//! - A [`Source`] fills one slot with one unit. Each worker with a thread has one.
 //! - The **order** is an iterator of units: batches of a plan, rounds, files. Workers share the **turn**: who has it waits
 //!   for the next free slot, takes the next unit and reserves the slot. The fill is outside of it.
 //! - The caller receives the slots in the order of the units, whichever worker filled them, as guards. Dropping a guard
 //!   frees its slot. [`Items`] is the iterator: `next`, `try_next`, `next_timeout`, `poll_next`, `next_async`.
 //! - A **call** is one order ([`Pipe::begin`]). What was filled for an earlier call is discarded.
-//! - An error or a panic of a source arrives once, in its place, and no further unit is started.
-//! - Slots come round in turn. If the caller holds the next one for longer than `held_timeout`, it receives
-//!   [`Error::SlotHeld`].
-//! - Without overlap no thread fills slots: the caller fills the one that it asks for, or drives a worker.
+//! - An error or a panic of a source arrives once, in its place. No further unit is started before a new call or
+//!   [`Items::resume`].
+//! - Slots come round in turn. If the caller asks for an item while it holds the next slot, and does not drop that for
+//!   `held_timeout`, it receives [`Error::SlotHeld`].
+//! - Without overlap no thread of the pipe fills slots: the caller fills the one that it asks for, or a driver does.
 //!
 //! [`Loader`](crate::Loader), [`Generator`](crate::generate::Generator) and the stream of weights are front ends of a
 //! pipe.
@@ -679,7 +680,8 @@ impl<R: Ring> Pipe<R> {
         Poll::Ready(Err(Error::SlotHeld { at: self.at(place), option, slots }))
     }
 
-    /// Returns what the worker is reading whose unit is needed first. `None` if no worker is filling a slot.
+    /// Returns what the worker is reading whose unit is needed first. `None` if no worker is filling a slot, and in a
+    /// forked process.
     #[must_use]
     pub fn reading(&self) -> Option<Reading> {
         if self.is_orphaned() {
@@ -689,16 +691,18 @@ impl<R: Ring> Pipe<R> {
     }
 
     /// Joins the workers and returns a pending error. Waits without a time limit for running fills; see
-    /// [`close_timeout`](Self::close_timeout).
+    /// [`close_timeout`](Self::close_timeout). In a forked process, it does nothing.
     ///
-    /// Dropping the pipe also joins them. It waits for running fills for at most 10 s, or 10 ms if a task waited for the
-    /// last item. After that it leaves their threads behind.
+    /// Dropping the pipe also joins them. It waits for running fills for at most 10 s, or 10 ms if the last item was
+    /// asked for by [`poll_next`](Items::poll_next) or [`next_async`](Items::next_async). After that it leaves their
+    /// threads behind.
     ///
     /// # Errors
     ///
-    /// Returns the first error of the last call that the caller has not received, for example because it stopped
-    /// iterating early. Returns [`Error::Device`] if the device failed. Otherwise, returns [`Error::Trace`] if the
-    /// trace could not be written; delivered items remain valid.
+    /// With overlap, returns the first error of the last call that the caller has not received, for example because it
+    /// stopped iterating early, or [`Error::Device`] if the device failed. Otherwise, returns [`Error::Panicked`] if a
+    /// drop or a waker panicked and no item failed by that, and then [`Error::Trace`] if the trace could not be
+    /// written. Delivered items remain valid.
     pub fn close(self) -> Result<(), Error> {
         self.close_within(None)
     }
@@ -711,8 +715,8 @@ impl<R: Ring> Pipe<R> {
     ///
     /// # Errors
     ///
-    /// [`Error::Timeout`], with what is being read if anything is, if a thread was left behind or a driver still
-    /// fills. Otherwise, the errors of [`close`](Self::close).
+    /// [`Error::Timeout`], with what is being read if anything is, if a thread was left behind, or if a driver still
+    /// has a fill or is in [`Driven::next`]. Otherwise, the errors of [`close`](Self::close).
     pub fn close_timeout(self, timeout: Duration) -> Result<(), Error> {
         self.close_within(Some(timeout))
     }

@@ -67,17 +67,19 @@ macro_rules! common {
 
         /// Sets whether threads fill slots ahead of the caller. Default: `true`.
         ///
-        /// With `false`, the call that asks for an item fills its slot, or a driven worker. The items are the same.
+        /// With `false`, the call that asks for an item fills its slot, or a driven worker does. The order is the same.
         pub fn overlap(mut self, overlap: bool) -> Self {
             self.options.overlap = overlap;
             self
         }
 
-        /// Sets how long to wait for the caller to drop an earlier item when its slot is needed. Default: 10 s.
+        /// Sets how long a call for an item waits for the caller to drop an earlier item whose slot is needed. Default:
+        /// 10 s.
         ///
         /// Another thread can drop the item during the wait. After the timeout the iterator returns
-        /// [`Error::SlotHeld`](crate::Error::SlotHeld) and ends. If the waiting thread itself holds the item, the wait lasts
-        /// for the full timeout.
+        /// [`Error::SlotHeld`](crate::Error::SlotHeld) and ends. If the thread that calls `next` holds the item itself,
+        /// the wait lasts for the full timeout. Calls that return `Pending` share one timeout, from the first of them
+        /// that found the slot held.
         pub fn held_timeout(mut self, timeout: std::time::Duration) -> Self {
             self.options.held_timeout = timeout;
             self
@@ -89,9 +91,9 @@ macro_rules! common {
             self
         }
 
-        /// Tells that the caller is a thread that sends the items to a device: in the trace its row is called `upload`, and
-        /// its use of an item `gpu_transfer`, which [`Items::used`](crate::pipe::Items::used) ends. Default: the row is
-        /// `train`.
+        /// Tells that the caller is a thread that sends the items to a device: in the trace its row is called `upload`,
+        /// and its use of an item `gpu_transfer`, which [`Items::used`](crate::pipe::Items::used) can end. Default: the
+        /// row is `train`.
         pub fn sends(mut self) -> Self {
             self.options.sends = true;
             self
@@ -99,8 +101,8 @@ macro_rules! common {
 
         /// Measures the phases of each step. Default: off.
         ///
-        /// The phases `load`, `transform` and on a device `h2d` (host to device) are added. A breakdown that is on
-        /// turns overlap off, regardless of [`overlap`](Self::overlap).
+        /// The phase `load` is added, `transform` if there are transforms, and on a device `h2d` (host to device). A
+        /// breakdown that is on turns overlap off, regardless of [`overlap`](Self::overlap).
         pub fn breakdown(mut self, breakdown: crate::Breakdown) -> Self {
             self.options.breakdown = breakdown;
             self
@@ -123,16 +125,18 @@ macro_rules! calls_of_pipe {
         }
 
         /// Joins the threads and returns a pending error. Waits without a time limit for what is being read or made; see
-        /// [`close_timeout`](Self::close_timeout).
+        /// [`close_timeout`](Self::close_timeout). In a forked process, it does nothing.
         ///
-        /// A drop also joins the threads, but waits for at most 10 s, or 10 ms if a task waited for the last item. After
-        /// that it detaches them.
+        /// A drop also joins the threads, but waits for at most 10 s, or 10 ms if the last item was asked for by
+        /// [`poll_next`](crate::pipe::Items::poll_next) or [`next_async`](crate::pipe::Items::next_async). After that
+        /// it detaches them.
         ///
         /// # Errors
         ///
-        /// Returns the first error of the last iteration that the caller has not received, for example because it ended
-        /// early: [`Error::Load`] or another error of the iterator. Returns [`Error::Device`] if the device failed.
-        /// Otherwise, returns [`Error::Trace`] if the trace could not be written; delivered items remain valid.
+        /// With overlap, returns the first error of the last iteration that the caller has not received, for example
+        /// because it ended early: [`Error::Load`] or another error of the iterator, or [`Error::Device`] if the device
+        /// failed. Otherwise, returns [`Error::Panicked`] if a drop or a waker panicked and no item failed by that, and
+        /// then [`Error::Trace`] if the trace could not be written. Delivered items remain valid.
         pub fn close(self) -> Result<(), Error> {
             self.pipe.close()
         }
@@ -145,8 +149,8 @@ macro_rules! calls_of_pipe {
         ///
         /// # Errors
         ///
-        /// [`Error::Timeout`], with what is being read if anything is, if a thread was detached or a driver still
-        /// fills. Otherwise, the errors of [`close`](Self::close).
+        /// [`Error::Timeout`], with what is being read if anything is, if a thread was detached, or if a driver still
+        /// fills or waits. Otherwise, the errors of [`close`](Self::close).
         pub fn close_timeout(self, timeout: std::time::Duration) -> Result<(), Error> {
             self.pipe.close_timeout(timeout)
         }

@@ -46,16 +46,18 @@ impl<T: Send + 'static, U: Send + 'static> Builder<T, U> {
 
     /// Adds a worker without a thread: [`Pipe::driven`] hands it out, and whoever has it fills slots.
     ///
-    /// Without overlap driven workers exist only in a pipe that has no other [`worker`](Self::worker): a driver on the
-    /// caller's own thread fills a slot ([`Driven::try_next`](super::Driven::try_next)) after
+    /// Without overlap driven workers exist only in a pipe that has no other [`worker`](Self::worker). A driver on the
+    /// caller's own thread can then fill a slot ([`Driven::try_next`](super::Driven::try_next)) after
     /// [`Items::try_next`](super::Items::try_next) returned `Pending`.
     pub fn driven(mut self) -> Self {
         self.driven += 1;
         self
     }
 
-    /// Gives the caller a source of its own: `next` and `next_timeout`, while they wait, fill slots as one more
-    /// worker, as long as [`Source::pays`] returns `true`. Default: none. Without overlap it is not used.
+    /// Gives the caller a source of its own: `next` and `next_timeout`, while they wait, may fill slots as one more
+    /// worker, if its [`Source::pays`] returns `true` and the last fill was short enough for the wait. Workers for
+    /// which no processor is left then rest for 1 ms after each fill that takes less, if their `pays` is `true`.
+    /// Default: none. Without overlap it is not used.
     pub fn helper(mut self, source: impl Source<T, Unit = U>) -> Self {
         self.helper = Some(Box::new(source));
         self
@@ -79,7 +81,8 @@ impl<T: Send + 'static, U: Send + 'static> Builder<T, U> {
     ///
     /// # Errors
     ///
-    /// - [`Error::Option`]: there is no slot, or no worker, or the memory of the machine has no room for so many slots.
+    /// - [`Error::Option`]: there is no slot, or no worker, or the memory of the machine has no room for so many slots,
+    ///   or there are more than 2^31.
     /// - [`Error::Trace`]: the trace file could not be created.
     /// - [`Error::Spawn`]: the system could not start a thread.
     pub fn build(self) -> Result<Pipe<Slots<T, U>>, Error> {
@@ -129,7 +132,7 @@ impl<R: Ring> Pipe<R> {
     /// them are started before [`grant`](Self::grant). What was filled for an earlier call is discarded.
     ///
     /// Iterate with [`Items::lent`] or [`Items::owned`]; [`items`](Self::items) begins and iterates. If `units` gives
-    /// its exact length ([`Iterator::size_hint`]), the end takes no slot.
+    /// its exact length ([`Iterator::size_hint`]), the end takes no slot; a wrong length is an [`Error::Load`].
     pub fn begin<I>(&mut self, first: u64, units: I, granted: u64)
     where
         I: IntoIterator<Item = R::Unit>,

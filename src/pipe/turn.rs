@@ -21,10 +21,11 @@ use crate::observe::log::{LoadTimes, Naming, Place, Ticket};
 use crate::sync::{Condvar, Mutex, lock, thread};
 use crate::thread::caught;
 
-/// Fills slots. A pipe has one for each worker with a thread, and may have one for the caller.
+/// Fills slots. Each worker with a thread has one. The caller has one without overlap, or as a
+/// [`helper`](super::Builder::helper).
 ///
-/// `S` is the memory of a slot. A source that returns an error or panics is not called again before the caller asks for
-/// something new; what it then does is up to it.
+/// `S` is the memory of a slot. A source that returns an error or panics is not called again for the same call, unless
+/// the caller [resumes](super::Items::resume) it; what it then does is up to it.
 pub trait Source<S: ?Sized>: Send + 'static {
     /// What one slot is filled with: a batch, a round, a group of tensors.
     type Unit: Send + 'static;
@@ -36,17 +37,18 @@ pub trait Source<S: ?Sized>: Send + 'static {
     ///
     /// # Errors
     ///
-    /// Any. The caller receives the error once, in the place of the unit; no further unit is started.
+    /// Any. The caller receives the error once, in the place of the unit. No further unit of the call is started,
+    /// unless the caller [resumes](super::Items::resume) it.
     fn fill(&mut self, unit: &mut Self::Unit, slot: &mut S, at: &mut Filling<'_>) -> Result<Content, Error>;
 
-    /// Whether a caller that waits may fill a slot with a source of its own ([`Builder::helper`](super::Builder::helper)):
-    /// true if a fill takes a processor, and does not wait for a device. Default: `false`.
+    /// Whether a fill takes a processor, and does not wait for a device. Only then a caller that waits fills slots with
+    /// its own source ([`Builder::helper`](super::Builder::helper)). Default: `false`.
     fn pays(&self) -> bool {
         false
     }
 }
 
-/// One fill of a slot. A [`Source`] tells it what it is doing.
+/// One fill of a slot. A [`Source`] calls its methods to report what it is doing.
 #[derive(Debug)]
 pub struct Filling<'f> {
     pub(crate) ticket: Ticket,
@@ -72,7 +74,8 @@ impl Filling<'_> {
     }
 
     /// Notes what the source is about to read: `offset` in the part `part` of its data, both as the source counts them.
-    /// [`Pipe::reading`](super::Pipe::reading) returns `offset` up to the end of a worker's fill.
+    /// [`Pipe::reading`](super::Pipe::reading) returns `offset` as the record until the next call, or until the
+    /// worker's fill ends. Without effect if the caller fills the slot.
     pub fn reads(&mut self, part: usize, offset: u64) {
         if let Some(doing) = self.doing.map(lock).as_deref_mut().and_then(Option::as_mut) {
             doing.place = Some((part, offset));

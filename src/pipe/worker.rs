@@ -214,10 +214,11 @@ impl<R: Ring> Driven<R> {
         Self { shared, lane, filling: None, left: false, process: std::process::id() }
     }
 
-    /// Waits for the next slot to fill. Returns the suspended fill if there is one, and `None` once the pipe is closed.
+    /// Waits for the next slot to fill. Returns the suspended fill if there is one, and otherwise `None` once the pipe
+    /// is closed or its device has failed.
     ///
-    /// A pipe that is dropped or closed waits for a driver that is in this call or has a fill, as it does for the fill of
-    /// a thread, and for no other.
+    /// A pipe that is dropped or closed waits for a driver that is in this call or has a fill, suspended or not, as it
+    /// does for the fill of a thread, and for no other driver.
     #[expect(clippy::should_implement_trait, reason = "the fill borrows the worker")]
     pub fn next(&mut self) -> Option<Fill<'_, R>> {
         match self.advance(true) {
@@ -301,7 +302,7 @@ debug!([R: Ring] Driven[R], |worker| fills: worker.filling.is_some(), left: work
 
 /// A slot that a [`Driven`] worker fills. [`commit`](Self::commit), [`end`](Self::end) or [`fail`](Self::fail) hands it
 /// over, and [`suspend`](Self::suspend) puts it off. If it is dropped instead, the caller receives
-/// [`Error::Load`] in its place: the driver has panicked, or forgotten it.
+/// [`Error::Load`] in its place: the driver has panicked, or did not hand it over.
 #[must_use = "the slot is handed over by `commit`"]
 pub struct Fill<'w, R: Ring> {
     worker: &'w mut Driven<R>,
@@ -339,7 +340,8 @@ impl<R: Ring> Fill<'_, R> {
         self.worker.end(Ok(Content::End));
     }
 
-    /// Lets the caller receive this error in place of the slot. No further unit is started.
+    /// Lets the caller receive this error in place of the slot. No further unit of the call is started, unless the
+    /// caller [resumes](super::Items::resume) it.
     pub fn fail(self, error: Error) {
         self.worker.end(Err(error));
     }
