@@ -17,13 +17,13 @@ use crate::thread::name;
 
 /// Makes rounds of data with a closure. A thread makes round `N + 1` while the caller uses round `N`.
 ///
-/// The caller waits for the first round. After that, the thread makes one round ahead ([`with_slots`]: up to one fewer
-/// than slots). The slots are reused: the generator allocates, copies and drops no round ([`with_parts`] starts
-/// threads for each).
+/// The caller waits for the first round. While it holds one, the thread makes one round ahead ([`with_slots`]: up to
+/// one fewer than slots). The slots are reused: the generator allocates, copies and drops no round ([`with_parts`]
+/// starts threads for each).
 ///
-/// Without a [`before`](GeneratorBuilder::before) hook, the closure starts a requested round as soon as a slot is
-/// free. With the hook, round `N + 1` starts only after the caller has received round `N` and the hook has run on the
-/// caller's thread. Use the hook if rounds depend on the model's current weights.
+/// With overlap and without a [`before`](GeneratorBuilder::before) hook, the closure starts a requested round as soon
+/// as a slot is free. With the hook, round `N + 1` starts only after the caller has received round `N` and the hook has
+/// run on the caller's thread. Use the hook if rounds depend on the model's current weights.
 ///
 /// A generator and its [`Round`]s may move to another thread. The hook may borrow the model.
 ///
@@ -121,8 +121,9 @@ where
 /// Defaults: overlap on, no hook, no trace.
 ///
 /// `make` receives the round number, from 0, and a slot to fill. The slot still holds its initial value or the data
-/// of an earlier round. The generator calls `make` once per round, in order. If `make` returns an error or panics,
-/// the iterator ends, and the next call of [`rounds`](Generator::rounds) calls `make` again for the same round.
+/// of an earlier round. The generator calls `make` for the rounds in order, once for each that does not fail. If `make`
+/// returns an error or panics, the iterator returns an error and ends, and the next iterator of
+/// [`rounds`](Generator::rounds) calls `make` again for the same round.
 pub fn with_slots<'h, T, E, F>(slots: impl Into<Vec<T>>, mut make: F) -> GeneratorBuilder<'h, T>
 where
     F: FnMut(u64, &mut T) -> Result<(), E> + Send + 'static,
@@ -141,8 +142,8 @@ where
 /// long is best among the first.
 ///
 /// If `fill` returns an error or panics for a part, the threads end after the part that they have. The round fails with
-/// what the first such part, in order, returned, and the next call of [`rounds`](Generator::rounds) makes all its parts
-/// again.
+/// what the first such part, in order, returned, and the next iterator of [`rounds`](Generator::rounds) makes all its
+/// parts again.
 ///
 /// # Examples
 ///
@@ -215,10 +216,11 @@ impl<'h, T: Send + 'static> GeneratorBuilder<'h, T> {
     /// received round `n - 1`. Default: no hook.
     ///
     /// Use it to copy the model's current weights to the closure. The hook for round `n` runs inside the call that
-    /// receives round `n - 1`; the hook for the first round of an iterator runs inside the first call. It runs again
-    /// before a failed round is retried. It does not run after the last requested round.
+    /// receives round `n - 1`; the hook for the first round of an iterator runs inside the first call, unless it ran in
+    /// an earlier iterator that ended early. It runs again before a failed round is retried. It does not run
+    /// after the last requested round.
     ///
-    /// The report counts the hook's time as the caller's. If the hook for round `n` returns an error, round `n` does
+    /// The report counts the hook's time as use of a round. If the hook for round `n` returns an error, round `n` does
     /// not start, and the call that asks for round `n` returns [`Error::Hook`].
     pub fn before<E: Into<BoxError>>(
         mut self,
@@ -264,10 +266,10 @@ impl<'h, T: Send + 'static> Generator<'h, T> {
     /// Iterates over the next `n` rounds, in order. [`Rounds`] lists the errors.
     ///
     /// Each call continues with the next round number. If the caller drops the iterator early, the generator starts
-    /// no further rounds, except one whose `before` hook has run. What it has started comes first in the next call.
+    /// no further rounds, except one whose `before` hook has run. What it has started comes first in the next iterator.
     ///
-    /// A round in use occupies a slot: of two slots, only one more round can be made while the caller keeps one.
-    /// When the generator needs an occupied slot, it waits up to [`held_timeout`](GeneratorBuilder::held_timeout)
+    /// A round in use occupies a slot: of two slots, only one more round can be made while the caller keeps one. If the
+    /// next round needs an occupied slot, the call for it waits up to [`held_timeout`](GeneratorBuilder::held_timeout)
     /// for another thread to drop the round, and then the iterator ends with [`Error::SlotHeld`].
     ///
     /// The iterator borrows the generator: only one iterator can exist at a time.
@@ -281,7 +283,7 @@ impl<'h, T: Send + 'static> Generator<'h, T> {
     ///
     /// # Panics
     ///
-    /// This method does not panic. A call on the iterator panics if a hook panics. If the `before` hook of round `n`
+    /// Not this method, but a call on the iterator panics if a hook panics. If the `before` hook of round `n`
     /// panics, round `n` does not start, and the round that the call was about to return, if any, is lost.
     pub fn rounds(&mut self, n: u64) -> Rounds<'_, 'h, T> {
         self.end = self.next.saturating_add(n);
@@ -380,11 +382,11 @@ impl<T: Send + 'static> Course<Round<T>> for Generator<'_, T> {
 /// The iterator returns every round before the one that failed, then one error, and then ends.
 ///
 /// - [`Error::Load`]: the closure returned an error.
-/// - [`Error::Panicked`]: the closure panicked.
+/// - [`Error::Panicked`]: the closure or a task's waker panicked.
 /// - [`Error::Hook`]: a hook returned an error.
 /// - [`Error::SlotHeld`]: the caller did not drop an earlier round within the
 ///   [`held_timeout`](GeneratorBuilder::held_timeout).
-/// - [`Error::Forked`]: this process was forked from the process that built the generator.
+/// - [`Error::Forked`]: with overlap, this process was forked from the process that built the generator.
 /// - [`Error::ThreadGone`]: the thread ended unexpectedly.
 ///
 /// # Panics

@@ -30,7 +30,8 @@ use crate::transform::{RecordType, fits};
 /// batch, and drop the batch as soon as the work that reads it is *enqueued*. The next copy into the slot waits for these
 /// streams.
 ///
-/// Dropping the batch frees its slot. A batch borrows nothing: it may move to another thread and may outlive its loader.
+/// Dropping the batch frees its slot; on a device, if a stream that uses it is being captured, only after the capture.
+/// A batch borrows nothing: it may move to another thread and may outlive its loader.
 pub struct Batch<B: Backend = Host> {
     pub(super) slot: Item<B, Records>,
 }
@@ -119,9 +120,10 @@ impl Batch {
     /// Returns the bytes as values of type `T`, without a copy: `batch.cast::<f32>()?`.
     ///
     /// `T` must be the element type of the field ([`field_type`](Self::field_type)), an array of it, or `u8`. `u16`
-    /// is also valid for the 16-bit float types. A struct is valid if it has the element's alignment and its size is
-    /// a multiple of the element's size. If the field has no type, `T` can be any type. The byte order is not
-    /// converted: on a big-endian machine, numbers from little-endian files have reversed bytes.
+    /// is also valid for the 16-bit float types. A struct is valid if it has the element's alignment (for complex
+    /// numbers: that of a part) and its size is a multiple of the element's size. If the field has no type, `T` can be
+    /// any type. The byte order is not converted: on a big-endian machine, numbers from little-endian files have
+    /// reversed bytes.
     ///
     /// # Errors
     ///
@@ -207,8 +209,8 @@ impl Batch {
 
     /// Returns the offsets of the records in a field with variable-length records: N + 1 byte offsets for N records,
     /// counted from the start of the field. Record `i` is `offsets[i]..offsets[i + 1]` of
-    /// [`field`](Self::field)`::<u8>`. Returns `None` if all records have the same length, or if the field does not
-    /// exist.
+    /// [`field`](Self::field)`::<u8>`. Returns `None` if the field's records have a fixed length, or if the field does
+    /// not exist.
     #[must_use]
     pub fn offsets(&self, field: usize) -> Option<&[usize]> {
         self.records().offsets.get(field).map(Vec::as_slice).filter(|offsets| !offsets.is_empty())

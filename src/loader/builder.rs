@@ -68,7 +68,7 @@ impl Loader {
     /// Returns a builder for a loader that reads the batches of `plan` from `dataset`. Defaults: one worker, slots by
     /// their size ([`depth`](LoaderBuilder::depth)), overlap and prefetch on, no transform, no trace.
     ///
-    /// A tuple of data sets is a data set with several [`Fields`].
+    /// A tuple of data sets gives batches with several [`Fields`].
     pub fn builder(dataset: impl Fields, plan: Plan) -> LoaderBuilder {
         let own = Own {
             datasets: dataset.into_fields(),
@@ -93,7 +93,7 @@ impl<B: Backend> LoaderBuilder<B> {
     /// `build` returns [`Error::Option`] for a value out of range.
     ///
     /// A worker that is free takes the next batch: while slots are free, a slow batch does not delay the others. The
-    /// caller receives the batches in the plan's order. The batches are the same for any number of workers.
+    /// caller receives the batches in the plan's order. Their records are the same for any number of workers.
     ///
     /// Use several workers if loading a batch takes more CPU time than a training step, for example because of
     /// decoding or slow transforms, or if each read waits for long, as from an object store. One worker is enough to
@@ -104,8 +104,8 @@ impl<B: Backend> LoaderBuilder<B> {
     /// and the others leave no processor then rest for 1 ms after each batch that takes less.
     ///
     /// Each worker but the first uses a clone of the data set ([`Dataset::try_clone`]) and of every transform
-    /// ([`RecordTransform::try_clone`]). `build` returns [`Error::Option`] if there are several workers and one of
-    /// these cannot be cloned.
+    /// ([`RecordTransform::try_clone`]). With overlap, `build` returns [`Error::Option`] if there are several workers
+    /// and one of these cannot be cloned.
     pub fn workers(mut self, threads: usize) -> Self {
         self.own.workers = threads;
         self
@@ -174,10 +174,11 @@ impl<B: Backend> LoaderBuilder<B> {
 
     /// Sets the number of host slots. Each slot takes the memory of the largest batch.
     ///
-    /// Default: two more than [`workers`](Self::workers), one of them for the batch in use; 2 for one worker with slots of
-    /// 16 MiB and more, and without overlap. Smaller slots that are filled from files alone (no transform of the caller's,
-    /// no [`driven`](Self::driven), no [`memory_limit`](Self::memory_limit)) are as many as fit 2 MiB in whole pages,
-    /// 16 at most; if those are fewer than two more than workers, three more than workers.
+    /// Default: two more than [`workers`](Self::workers), one of them for the batch in use; 2 for one worker with slots
+    /// of 16 MiB and more, and without overlap. With overlap, smaller slots that are filled from files alone (no
+    /// transform of the caller's, no [`driven`](Self::driven), no [`memory_limit`](Self::memory_limit)) are as many as
+    /// fit 2 MiB in whole pages of 4 KiB, 16 at most; if those are fewer than two more than workers, three more than
+    /// workers.
     ///
     /// With overlap the loader needs at least one more than workers, without it one; `build` returns [`Error::Option`]
     /// for fewer. More slots absorb bursts.
@@ -252,10 +253,11 @@ impl<B: Backend> LoaderBuilder<B> {
     /// Adds a transform of the records. Several transforms run in the order in which they were added. Default: no
     /// transform.
     ///
-    /// Transforms run on the reading thread, on parts of at most 256 KiB, or one record, directly after each part was
-    /// read. [`Transform`](crate::transform::Transform) and [`Convert`](crate::transform::Convert) may also run on a
-    /// thread that waits for the batch. The slot receives the transformed records. If there are several data sets,
-    /// this transform applies to field 0; see [`transform_field`](Self::transform_field).
+    /// Transforms run on the thread that fills the slot, on parts of at most 256 KiB as read, or one record, directly
+    /// after each part was read. That is a worker's thread, the caller's or a driver's. Only
+    /// [`Transform`](crate::transform::Transform) and [`Convert`](crate::transform::Convert) also run on a caller's
+    /// thread that helps with overlap. The slot receives the transformed records. If there are several data sets, this
+    /// transform applies to field 0; see [`transform_field`](Self::transform_field).
     pub fn transform(self, transform: impl RecordTransform + 'static) -> Self {
         self.transform_field(0, transform)
     }
@@ -269,14 +271,14 @@ impl<B: Backend> LoaderBuilder<B> {
         self
     }
 
-    /// Limits the memory of the slots, in bytes. To share one limit between loaders, pass clones of a
+    /// Limits the memory of the slots and buffers, in bytes. To share one limit between loaders, pass clones of a
     /// [`MemoryLimit`]. Default: no limit.
     ///
     /// The loader counts the following memory: [`depth`](Self::depth) batches, `device_depth` batches on a device, and
     /// the scratch buffers of the transforms, for each worker and for a caller that helps. It also counts the memory for
     /// direct I/O ([`Reader::memory`](twinbuf_mmap::Reader::memory)) and the memory that the caller took out of a slot
     /// with [`Batch::into_buffer`](crate::Batch::into_buffer). It does not count the page cache. Memory is counted until
-    /// the loader and its last batch are dropped.
+    /// the loader and its last batch are dropped, and memory taken out until that is dropped.
     ///
     /// `build` returns [`Error::Memory`] if the loader needs more than the limit has left.
     pub fn memory_limit(mut self, limit: impl Into<MemoryLimit>) -> Self {
@@ -294,10 +296,11 @@ impl<B: Backend> LoaderBuilder<B> {
     /// - [`Error::Transform`]: a transform does not accept the records.
     /// - [`Error::Open`]: the files cannot be opened as [`read_mode`](Self::read_mode) requires.
     /// - [`Error::Memory`]: the slots and buffers exceed what the [`memory_limit`](Self::memory_limit) has left.
-    /// - [`Error::Device`]: a call of the device's driver failed, for example to allocate slots.
+    /// - [`Error::Device`]: a call of the device's driver failed, for example to allocate slots, or the thread that
+    ///   copies could not be started.
     /// - [`Error::Fingerprint`]: [`Dataset::fingerprint`] failed.
     /// - [`Error::Trace`]: the trace file could not be created.
-    /// - [`Error::Spawn`]: the system could not start a thread.
+    /// - [`Error::Spawn`]: the system could not start a worker's thread.
     pub fn build(self) -> Result<Loader<B>, Error> {
         let mut layout = self.layout()?;
         let Self { backend, mut options, own } = self;

@@ -27,12 +27,12 @@ use crate::pipe::{Front, Items, Pipe, Place};
 /// slots when it is built. The thread runs until the loader is closed or dropped. A loader can have several
 /// [`workers`](crate::loader::LoaderBuilder::workers).
 ///
-/// A call that blocks until the next batch is ready may be one more worker: it fills slots if all data sets are files
-/// in the page cache, every transform is a [`Transform`](crate::transform::Transform) or
+/// With overlap, a call that blocks until the next batch is ready may be one more worker, but only if all data sets are
+/// files in the page cache, every transform is a [`Transform`](crate::transform::Transform) or
 /// [`Convert`](crate::transform::Convert), no driver fills slots, and there are two processors or more.
 ///
-/// The plan alone determines the batches and their order. They are the same with or without overlap, for any number
-/// of workers, and for any depth.
+/// The plan determines the records of the batches and their order, after a resumption with the checkpoint. They are the
+/// same with or without overlap, for any number of workers, and for any depth.
 ///
 /// # Examples
 ///
@@ -65,8 +65,8 @@ pub struct Loader<B: Backend = Host> {
 impl<B: Backend> Loader<B> {
     calls_of_pipe!();
 
-    /// Returns the workers of a [driven](crate::loader::LoaderBuilder::driven) loader, unless they were returned before. What
-    /// has one fills slots.
+    /// Returns the workers of a [driven](crate::loader::LoaderBuilder::driven) loader, unless they were returned
+    /// before. Whoever has one lets it fill slots.
     pub fn driven(&mut self) -> Vec<Driven<B>> {
         mem::take(&mut self.driven)
     }
@@ -96,16 +96,17 @@ impl<B: Backend> Loader<B> {
     ///
     /// With overlap, the loader reads ahead across the end of an epoch.
     ///
-    /// With overlap, reading starts when this method is called, before the first call of `next`. Call it before the
-    /// model is loaded or compiled, and call it for a validation set before the last training steps of an epoch: the
-    /// first batches are then ready in time. The report counts time from the first call of `next`. If the caller drops
-    /// the iterator early, the loader starts no further batch.
+    /// With overlap, reading starts when this method is called, before the first call of `next`, but in a
+    /// [driven](crate::loader::LoaderBuilder::driven) loader only when a driver calls. Call it before the model is
+    /// loaded or compiled, and call it for a validation set before the last training steps of an epoch: the first
+    /// batches are then ready in time. The report counts time from the first call of `next`. If the caller drops the
+    /// iterator early, the loader starts no further batch.
     ///
-    /// A batch borrows nothing. The caller may keep it beyond the end of the epoch. Each batch in use occupies a
-    /// slot: while the caller keeps one batch, the loader can load only `depth - 1` more (copy only `device_depth - 1`
-    /// more to a device). Slots come round in turn. When the loader needs an occupied slot, it waits up to
-    /// [`held_timeout`](crate::loader::LoaderBuilder::held_timeout) for another thread to drop the batch, and then the iterator
-    /// returns [`Error::SlotHeld`] and ends. [`Epochs`] lists all errors.
+    /// A batch borrows nothing. The caller may keep it beyond the end of the epoch. Each batch in use occupies a slot:
+    /// while the caller keeps one batch, the loader can load only `depth - 1` more (copy only `device_depth - 1` more
+    /// to a device). Slots come round in turn. If the next batch needs an occupied slot, the call for it waits up to
+    /// [`held_timeout`](crate::loader::LoaderBuilder::held_timeout) for another thread to drop the batch, and then the
+    /// iterator returns [`Error::SlotHeld`] and ends. [`Epochs`] lists all errors.
     ///
     /// The iterator borrows the loader: only one iterator can exist at a time. [`into_epochs`](Self::into_epochs)
     /// returns an iterator that owns the loader.
@@ -168,15 +169,16 @@ impl<B: Backend> Loader<B> {
     /// Iterates from `checkpoint` to the end of epoch `epochs - 1`. `epochs` is the total number of epochs in the
     /// training run. If no epoch remains, the iterator is empty.
     ///
-    /// With the same batch size, number of ranks and rank, it delivers the batches that the saving loader would have
-    /// delivered next. With the same data and pure transforms, the bytes are identical. Depth, overlap, hints, and rank may
-    /// differ.
+    /// With the same batch size and number of ranks, each rank delivers the batches that it would have delivered next.
+    /// With the same data and pure transforms, the bytes are identical. Depth, overlap, hints, and the rank that saved
+    /// the checkpoint do not matter.
     ///
-    /// With a different batch size or number of ranks, all ranks together deliver each unseen record of the epoch
+    /// With a different batch size or number of ranks, all ranks together deliver each remaining record of the epoch
     /// once; with [`LastBatch::Drop`](crate::LastBatch::Drop), records that do not fill the last step are omitted, and
-    /// with [`LastBatch::Wrap`](crate::LastBatch::Wrap), others fill it again. Step numbers continue. A schedule of
-    /// batch sizes counts all steps of the training, including those before the checkpoint. Later epochs follow this
-    /// loader's plan.
+    /// with [`LastBatch::Wrap`](crate::LastBatch::Wrap), others fill it again. If the plan sets the number of
+    /// [steps](twinbuf_mmap::PlanBuilder::steps), they deliver the steps that are left, of this plan's batches. Step
+    /// numbers continue. A schedule of batch sizes counts all steps of the training, including those before the
+    /// checkpoint. Later epochs follow this loader's plan.
     ///
     /// # Errors
     ///
@@ -193,10 +195,11 @@ impl<B: Backend> Loader<B> {
         Ok(())
     }
 
-    /// Returns the position after the last batch that the caller received.
+    /// Returns the position after the last batch that the caller received, or where its iteration starts if it has
+    /// received none.
     ///
-    /// Batches that were only read ahead do not count. The batch in use counts. At the end of an epoch, the position
-    /// is the end of the epoch for all ranks, even if this rank has one step fewer
+    /// Batches that were only read ahead do not count. The batch in use counts. Once the iterator has ended at the end
+    /// of an epoch, the position is the end of the epoch for all ranks, even if this rank has one step fewer
     /// ([`LastBatch::Keep`](crate::LastBatch::Keep)).
     #[must_use]
     pub fn checkpoint(&self) -> Checkpoint {
@@ -355,15 +358,17 @@ impl Iterator for Order {
 ///
 /// The iterator returns every batch before the one that failed, then one error, and then ends.
 ///
-/// - [`Error::Load`]: the data set returned an error.
+/// - [`Error::Load`]: the data set returned an error, or the files could not be read. In a
+///   [driven](crate::loader::LoaderBuilder::driven) loader also: a load panicked, a worker was dropped during one, or
+///   no driver has taken the workers.
 /// - [`Error::Length`]: the data set read a wrong number of bytes.
 /// - [`Error::Field`]: the data set gave a wrong number of lengths.
-/// - [`Error::Transform`]: a transform returned an error.
-/// - [`Error::Panicked`]: the data set or a transform panicked.
+/// - [`Error::Transform`]: a transform returned an error, or a record of a wrong length.
+/// - [`Error::Panicked`]: the data set, a transform or a task's waker panicked.
 /// - [`Error::SlotHeld`]: the caller did not drop an earlier batch within the
 ///   [`held_timeout`](crate::loader::LoaderBuilder::held_timeout).
 /// - [`Error::Upload`]: a copy to the device failed.
-/// - [`Error::Forked`]: this process was forked from the process that built the loader.
+/// - [`Error::Forked`]: with overlap, this process was forked from the process that built the loader.
 /// - [`Error::ThreadGone`]: no worker is left.
 pub type Epochs<'l, B = Host> = Items<'l, Loader<B>>;
 

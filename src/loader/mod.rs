@@ -2,10 +2,10 @@
 //!
 //! # Sequences that grow during the training
 //!
-//! A plan changes the batch size ([`batches`](twinbuf_mmap::PlanBuilder::batches)). The length of the records belongs to
-//! the data set, so each length has a loader of its own, and one follows the other. A loader reads ahead from the
-//! moment that its iterator exists: if all iterators exist before the training begins, no step waits for a new loader to
-//! start. Each loader then has its slots in memory all the time.
+//! A plan changes the batch size ([`batches`](twinbuf_mmap::PlanBuilder::batches)). The length of the records belongs
+//! to the data set, so each length has a loader of its own, and one follows the other. With overlap, a loader reads
+//! ahead from the moment that its iterator exists: if all iterators exist before the training begins, no step waits for
+//! a new loader to start. Each loader then has its slots in memory all the time.
 //!
 //! The plan of each loader visits the windows of its own part of the tokens. [`Cut::sequence`](twinbuf_mmap::Cut) makes
 //! windows of one token more than the length, one every length, so each token but the first is a target once, up to

@@ -227,10 +227,10 @@ fn transform(
 
 /// A loader's worker without a thread: whoever has it, the driver, lets it fill slots.
 ///
-/// It is for a data set, or a transform, whose code must not run on threads of this crate, nor below a frame of it: that of
-/// an interpreter. Such a data set notes what is to be read, and puts the read off by [`io::ErrorKind::WouldBlock`]. The
-/// driver does what was noted, and calls the worker again, which calls the data set again.
-/// [`LoaderBuilder::driven`](super::LoaderBuilder::driven) builds such a loader.
+/// It is for a data set, or a transform, whose work must not be done on threads of this crate, or inside a call of it,
+/// such as work of an interpreter. Such a data set notes what is to be read, and puts the read off by
+/// [`io::ErrorKind::WouldBlock`]. The driver does what was noted, and calls the worker again, which calls the data set
+/// again. [`LoaderBuilder::driven`](super::LoaderBuilder::driven) builds such a loader.
 pub struct Driven<B: Backend = Host> {
     worker: pipe::Driven<B::Ring<Records>>,
     reader: Reader,
@@ -243,8 +243,12 @@ impl<B: Backend> Driven<B> {
         Self { worker, reader, progress: Progress::default() }
     }
 
-    /// Fills slots until a data set or a transform puts its work off: then this returns `true`, and the next call goes on
-    /// with it. Returns `false` once the loader is closed.
+    /// Fills slots, and waits for free ones, until a data set or a transform puts its work off: then this returns
+    /// `true`, and the next call goes on with it. Returns `false` once the loader is closed or its device has failed.
+    ///
+    /// # Panics
+    ///
+    /// If a data set or a transform panics. The caller then receives [`Error::Load`] in place of the batch.
     #[expect(clippy::should_implement_trait, reason = "there are no items")]
     pub fn next(&mut self) -> bool {
         let Self { worker, reader, progress } = self;
@@ -253,7 +257,11 @@ impl<B: Backend> Driven<B> {
     }
 
     /// Fills one slot, if there is a free one and a batch to read; otherwise returns `Pending`. Returns as
-    /// [`next`](Self::next) does, and `false` also if the slot is filled.
+    /// [`next`](Self::next) does, and `false` also if the slot is filled or its fill has failed.
+    ///
+    /// # Panics
+    ///
+    /// As [`next`](Self::next).
     pub fn try_next(&mut self) -> Poll<bool> {
         let Self { worker, reader, progress } = self;
         worker.try_next().map(|fill| fill.is_some_and(|fill| is_put_off::<B>(reader, progress, fill)))
@@ -262,7 +270,9 @@ impl<B: Backend> Driven<B> {
 
 impl Driven {
     /// Leaves the memory of the slot whose fill was put off to whatever still refers to it, for ever: the slot gets new
-    /// memory, and its fill begins anew. Returns `None` if that cannot be allocated.
+    /// memory, and its fill begins anew. Returns `None` if that cannot be allocated; the slot then keeps its memory.
+    /// Call it only if a fill was put off. It does not leave the memory that a data set with a transform fills, nor
+    /// that of a transform before another: those are no slots.
     pub fn leak_slot(&mut self) -> Option<()> {
         let Poll::Ready(Some(mut fill)) = self.worker.try_next() else { return Some(()) };
         let (records, slot, _) = fill.parts();

@@ -102,7 +102,8 @@ impl<B: Backend> LoaderBuilder<B> {
     /// does not matter, and leading and trailing spaces are ignored.
     ///
     /// If the plan has several ranks, the rank becomes part of the trace's file name: `trace.json` becomes
-    /// `trace.rank3.json`. The trace covers the number of epochs set by [`trace`](Self::trace), or the first 5 epochs.
+    /// `trace.rank3.json`. The trace covers as many epochs as the program's [`trace`](Self::trace) does, or the first
+    /// 5.
     ///
     /// `TWINBUF_BREAKDOWN`, if it is on, turns overlap off. It logs the steps that the program ends with
     /// `loader.breakdown().end_step()`; see [`Loader::breakdown`](crate::Loader::breakdown).
@@ -111,8 +112,9 @@ impl<B: Backend> LoaderBuilder<B> {
     ///
     /// - [`Error::Switch`]: a variable has a value outside this table.
     /// - [`Error::UnknownSwitch`]: another variable starts with `TWINBUF_`. Variables that start with `TWINBUF_TEST_`,
-    ///   `TWINBUF_STRESS_`, `TWINBUF_SOAK_` or `TWINBUF_CUDA_` belong to this crate's tests, and this method ignores them.
-    ///   It also ignores the variables of loaders with other names.
+    ///   `TWINBUF_STRESS_`, `TWINBUF_SOAK_` or `TWINBUF_CUDA_` belong to this crate's tests, and this method ignores
+    ///   them. It also ignores the variables of loaders with other names, except those that the names `host` and
+    ///   `device` would have, such as `TWINBUF_HOST_DEPTH`: they are taken for mistakes.
     ///
     /// # Examples
     ///

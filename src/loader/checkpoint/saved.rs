@@ -77,9 +77,10 @@ impl Checkpoint {
     /// Writes the checkpoint to a JSON file at `path`.
     ///
     /// An existing file is replaced atomically: after a crash of the program or the system, the file holds the old
-    /// checkpoint or the new one. Several threads and processes may save to the same path at the same time. Each
-    /// call writes a temporary file `.NAME.*.twinbuf-tmp` in the same folder. On Unix, a call also removes the
-    /// temporary files of killed processes. The new file gets the permissions of the file that it replaces.
+    /// checkpoint or the new one. Several threads and processes may save to the same path at the same time. Each call
+    /// writes a temporary file `.NAME.*.twinbuf-tmp` in the same folder. On Unix, calls also remove the temporary files
+    /// that killed processes left, if the file system has locks. The new file gets the permissions of the file that it
+    /// replaces. If `path` is a link, the file replaces the link.
     ///
     /// # Errors
     ///
