@@ -192,7 +192,8 @@ impl<B: Backend> LoaderBuilder<B> {
     ///
     /// [`wanted_slots`](Self::wanted_slots) returns the number of buffers, and the minimum size and alignment of
     /// each. `build` returns [`Error::Option`] if the number differs, or if a buffer is too small or misaligned.
-    /// Batches stay in these buffers. They are dropped together, after the loader and every batch have been dropped.
+    /// Batches in host memory stay in these buffers. The buffers are dropped together, after the loader and every such
+    /// batch have been dropped.
     ///
     /// ```
     /// # use twinbuf::{Loader, Plan, Records, mmap::Buffer};
@@ -275,10 +276,10 @@ impl<B: Backend> LoaderBuilder<B> {
     /// [`MemoryLimit`]. Default: no limit.
     ///
     /// The loader counts the following memory: [`depth`](Self::depth) batches, `device_depth` batches on a device, and
-    /// the scratch buffers of the transforms, for each worker and for a caller that helps. It also counts the memory for
-    /// direct I/O ([`Reader::memory`](twinbuf_mmap::Reader::memory)) and the memory that the caller took out of a slot
-    /// with [`Batch::into_buffer`](crate::Batch::into_buffer). It does not count the page cache. Memory is counted until
-    /// the loader and its last batch are dropped, and memory taken out until that is dropped.
+    /// the scratch buffers of the transforms, for each worker and for a caller that helps. It also counts the memory of
+    /// the readers of files ([`Reader::memory`](twinbuf_mmap::Reader::memory)) and the memory that the caller took out
+    /// of a slot with [`Batch::into_buffer`](crate::Batch::into_buffer). It does not count the page cache. Memory is
+    /// counted until the loader and its last batch are dropped, and memory taken out until that is dropped.
     ///
     /// `build` returns [`Error::Memory`] if the loader needs more than the limit has left.
     pub fn memory_limit(mut self, limit: impl Into<MemoryLimit>) -> Self {

@@ -369,7 +369,8 @@ impl Iterator for Order {
 ///   [`held_timeout`](crate::loader::LoaderBuilder::held_timeout).
 /// - [`Error::Upload`]: a copy to the device failed.
 /// - [`Error::Forked`]: with overlap, this process was forked from the process that built the loader.
-/// - [`Error::ThreadGone`]: no worker is left.
+/// - [`Error::ThreadGone`]: no worker is left. On a device without overlap also: no driver has filled the slot that
+///   `next` asked for.
 pub type Epochs<'l, B = Host> = Items<'l, Loader<B>>;
 
 impl<B: Backend> Epochs<'_, B> {

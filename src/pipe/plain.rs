@@ -171,7 +171,7 @@ impl<R: Ring> Pipe<R> {
     }
 
     /// Returns a recorder for the loop over what another thread receives from this pipe and [sends](Builder::sends) to a
-    /// device. It writes to the same trace, which is complete when both are closed.
+    /// device. It writes to the same trace, which is complete when both are closed or dropped.
     #[must_use]
     pub fn loop_recorder(&self) -> LoopRecorder {
         LoopRecorder::of(self.running.trace.clone(), false, true)
