@@ -58,7 +58,9 @@ pub trait Dataset: Send {
     /// size of the longest record.
     fn record_bytes(&self) -> usize;
 
-    /// Returns the element type of a record and its shape: the number of elements along each axis.
+    /// Returns the element type of a record and its shape: the number of elements along each axis. If records vary in
+    /// length, the shape is that of the longest. [`build`](crate::loader::LoaderBuilder::build) returns
+    /// [`Error::Option`](crate::Error::Option) if they do not make [`record_bytes`](Self::record_bytes) bytes.
     /// [`Batch::fields`](crate::Batch::fields) checks types against it. Default: `None`, untyped bytes that can be
     /// read as any type.
     fn element(&self) -> Option<(DType, Vec<usize>)> {

@@ -68,8 +68,8 @@ pub enum Next<I> {
 /// can be [resumed](Self::resume). If the caller drops it early, no further unit is started, except a generator's round
 /// whose hook has run.
 ///
-/// An item occupies its slot until it is dropped. To collect more than there are slots, collect results computed from
-/// the items (`items.map(..).collect()`), or take the memory out of each slot of a loader in host memory
+/// An item occupies its slot until it is dropped or leaves it. To collect more than there are slots, collect results
+/// computed from the items (`items.map(..).collect()`), or take the memory out of each slot of a loader in host memory
 /// ([`Batch::into_buffer`](crate::Batch::into_buffer)).
 #[must_use = "items are delivered only by iterating"]
 pub struct Items<'f, F: Front> {
