@@ -352,7 +352,7 @@ impl LoopRecorder {
         self.recorder.ended(at);
     }
 
-    /// Returns a report of where the time went so far. It counts no bytes, [`loads`](Report::loads) or I/O calls.
+    /// Returns a report of where the time went so far. It counts no bytes, loads or I/O calls.
     #[must_use]
     pub fn report(&self) -> Report {
         self.recorder.report()
