@@ -315,7 +315,7 @@ pub enum Error {
         name: String,
     },
     /// The system could not start a thread.
-    #[error("the loading thread could not be started")]
+    #[error("a thread could not be started")]
     Spawn(#[source] io::Error),
     /// A [`Writer`](crate::write::Writer) could not write. Nothing more is written, and the name is as it was.
     #[error(transparent)]
