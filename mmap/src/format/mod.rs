@@ -176,7 +176,7 @@ impl DataFile {
             return Ok(());
         }
         let problem = "cut off or grown, by the length of the data";
-        let (wanted, found) = (format_args!("{wanted} bytes"), end.saturating_sub(offset));
+        let (wanted, found) = (format!("{wanted} bytes"), end.saturating_sub(offset));
         Err(self.bad(problem, Some(offset), wanted, found, ""))
     }
 
