@@ -114,7 +114,7 @@ impl<B: Backend> StreamBuilder<B> {
     /// `order` must return each group exactly once per pass. Otherwise the pass has no groups, only [`Error::Option`].
     /// It runs on the caller's thread or on the reading thread. It must return the same result for the same arguments:
     /// if the reading is more than 16 passes ahead, it is called again for a pass, maybe while the other thread calls
-    /// it for another. Example: `move |pass, step| if pass % 2 == 0 { step } else { last - step }` alternates between
+    /// it too. Example: `move |pass, step| if pass % 2 == 0 { step } else { last - step }` alternates between
     /// forward and backward order.
     pub fn order(mut self, order: impl Fn(u64, usize) -> usize + Send + Sync + 'static) -> Self {
         self.own.order = Some(Box::new(order));
