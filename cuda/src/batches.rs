@@ -49,7 +49,7 @@ impl<M: 'static> DeviceBatches<M> {
     /// # Errors
     ///
     /// - [`Error::SlotHeld`]: a lease holds the next device slot, was leaked, or was dropped while a stream that used it
-    ///   was captured, and that capture goes on. To wait for the slot could block forever; to wait with a limit, use
+    ///   was captured, and the capture has not ended. To wait for the slot could block forever. To wait with a limit, use
     ///   [`recv_deadline`](DeviceBatches::recv_deadline).
     /// - [`Error::Empty`]: with `overlap(false)`, the next batch is not committed.
     /// - The errors of [`DeviceBatches`].

@@ -253,7 +253,7 @@ mod tests {
         }
     }
 
-    /// The system refuses to say what is there: the name is too long. Root may look into all folders, so a mode would not do.
+    /// The name is too long, so the system refuses to look it up. A mode would not do: root may look into all folders.
     #[test]
     fn what_the_system_does_not_tell_is_an_error() {
         let root = tempfile::tempdir().unwrap();

@@ -239,7 +239,7 @@ impl Around {
         Self { asked: vec![0; usize::try_from(Self::memory(bytes) / 8).unwrap_or(0)] }
     }
 
-    /// The bytes of memory that `asked` takes to cover so many bytes of all files.
+    /// The bytes of memory that `asked` takes to cover the first `bytes` bytes of all files.
     pub(super) fn memory(bytes: u64) -> u64 {
         Self::MOST.min(bytes.div_ceil(STRETCH).div_ceil(64) * 8)
     }

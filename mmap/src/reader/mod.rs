@@ -176,8 +176,8 @@ impl Reader {
         let share = memory.0.decide(&wish, memory.1)?;
         let batch = plan.batch_records().saturating_mul(ranges.mean_len());
         let mut ahead = Ahead::new(batch.max(PREFETCH), 0, share.windows);
-        // In an epoch, the reader reads one of so many records: other ranks read the rest, or the plan's list leaves it
-        // out.
+        // The second argument of `pays`: the reader reads one in that many records in an epoch. Other ranks read the
+        // rest, or the plan's list leaves it out.
         let left_out = (range.end - range.start) / plan.list().len().max(1);
         ahead.stretches = Around::pays(ranges.stride(), plan.world().saturating_mul(left_out.max(1)));
         Ok(Self::with_share(ranges, share, mode == ReadMode::Direct, ahead))
