@@ -253,7 +253,8 @@ impl<F: Front> State<F> {
                 self.leases.push_front((iteration, lease));
                 return Ok(false);
             }
-            if kept.leave_slot()? {
+            // After an error the next call tries again.
+            if kept.leave_slot().inspect_err(|_| self.leases.push_front((iteration, lease)))? {
                 self.kept += u64::from(!left_over);
                 return Ok(self.kept == 1 && !left_over);
             }

@@ -97,6 +97,17 @@ def test_more_records_than_fit_memory_are_a_memory_error(tmp_path: Path) -> None
             read()
 
 
+def test_no_memory_for_a_kept_batch_is_an_error_at_each_call(npy: Case) -> None:
+    loader = tb.Loader(npy.data, tb.Plan(npy.data, 5), depth=2, read_mode="pread", memory_limit=600)
+    batches = loader.epochs(1, timeout=30.0)
+    kept = [next(batches), next(batches)]
+    for _ in range(4):
+        with pytest.raises(MemoryError, match="let go of earlier batches"):
+            next(batches)
+    kept.clear()
+    assert [batch.step for batch in batches] == list(range(2, len(loader)))
+
+
 def test_indexes_that_name_no_record(npy: Case) -> None:
     count = len(npy.data)
     for index in (count, -count - 1, 2**63, -(2**70)):
