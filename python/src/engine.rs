@@ -239,7 +239,7 @@ fn goes_on(resume: &Checkpoint, epochs: &Range<u64>, single: bool) -> bool {
 
 /// A position in a plan, cheap to take after every batch. It becomes JSON when it is saved.
 #[pyclass(frozen, module = "twinbuf._twinbuf")]
-pub(crate) struct Position(Checkpoint);
+pub(crate) struct Position(pub(crate) Checkpoint);
 
 #[pymethods]
 impl Position {

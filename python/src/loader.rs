@@ -225,9 +225,13 @@ impl Loader {
         Ok(Epochs { batches, loader, epochs, single, all: OnceLock::new(), received: AtomicU64::new(0) })
     }
 
-    /// End the iteration under way, and refuse others if the program ``closes`` the loader.
-    fn _end_iteration(&self, py: Python<'_>, closes: bool) {
-        self.shared.state.with(py, |state| state.end_iteration(closes));
+    /// End the iteration under way, and refuse others if the program ``closes`` the loader. ``at``: the position of the loop,
+    /// which the batches that were sent to a device are ahead of.
+    fn _end_iteration(&self, py: Python<'_>, closes: bool, at: Option<&Position>) {
+        self.shared.state.with(py, |state| {
+            state.end_iteration(closes);
+            state.own.before = at.map(|at| at.0.clone()).or(state.own.before.take());
+        });
     }
 
     /// Make ``epoch`` the next one that ``iter(loader)`` begins.

@@ -229,6 +229,17 @@ def test_epochs_go_on_as_without_a_device(numbers: Numbers) -> None:
     assert [batch.epoch for batch in loader.epochs(range(3, 5))] == [3] * 16 + [4] * 16
 
 
+def test_an_iteration_over_no_epoch_keeps_the_position(numbers: Numbers) -> None:
+    """It became that of the batches which were sent ahead: the next run would not have had them."""
+    loader = numbers(device=Late("side"))
+    items = loader.epochs(2)
+    assert next(items).step == 0
+    while json.loads(loader._position().text())["step"] < 2:
+        time.sleep(0.001)
+    assert list(loader.epochs(0)) == []
+    assert loader.state_dict()["step"] == 1
+
+
 def test_one_iteration_at_a_time(numbers: Numbers) -> None:
     loader = numbers(device=Late("side"))
     old = loader.epoch(0)

@@ -278,7 +278,7 @@ class Loader(_Loader, Generic[Made]):
         """
         self._check()
         if self._sender is not None:
-            self._end_iteration(closes)
+            self._end_iteration(closes, next(iter(self._sender.place), None))
             if not self._sender.stop(timeout):
                 raise LoaderTimeoutError(f"wanted the end of a load within {timeout or 0:.3f} s")
 
