@@ -330,7 +330,7 @@ impl<R: Ring> Running<R> {
 
     /// Receives the units that were started, up to `until`, the end, a slot that the caller holds, or an error.
     /// Returns an error of this call, or of the device.
-    fn unheard(&mut self, call: u64, until: Option<Instant>) -> Option<Error> {
+    fn unheard(&mut self, mut call: u64, until: Option<Instant>) -> Option<Error> {
         const PIECE: Duration = Duration::from_millis(5);
         let consumer = self.consumer.as_mut().filter(|_| self.overlap)?;
         loop {
@@ -349,6 +349,7 @@ impl<R: Ring> Running<R> {
             self.shared.guard("unit", || drop(item));
             match result {
                 Err(error) if heard => return Some(*error),
+                Ok(Content::End) if heard => call = 0, // no unit behind the end is the caller's
                 result => self.shared.guard("error", || drop(result)),
             }
         }
@@ -723,9 +724,10 @@ impl<R: Ring> Pipe<R> {
 
     fn close_within(self, limit: Option<Duration>) -> Result<(), Error> {
         let until = limit.and_then(|limit| Instant::now().checked_add(limit));
-        let Self { running, call, locate, .. } = self;
+        let Self { running, call, locate, stopped, .. } = self;
         let Some(mut running) = running.into_inner() else { return Ok(()) };
         running.shared.close();
+        let call = if stopped == Some(Stopped::Ended) { 0 } else { call };
         let unheard = running.unheard(call, until);
         // A thread that fills nothing leaves soon, but it has to be woken: no limit is too short for that. Where only drivers
         // fill slots, it may be long until one calls.

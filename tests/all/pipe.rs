@@ -492,6 +492,27 @@ fn a_fill_that_a_driver_fails_ends_or_forgets_comes_in_its_place() {
 }
 
 #[test]
+fn close_tells_no_error_of_a_unit_behind_the_end() {
+    for asks in [false, true] {
+        let mut pipe = pipe::builder(vec![0_u64; 3]).driven().driven().build().unwrap();
+        let mut workers = pipe.driven();
+        pipe.begin(0, 0..9_u64, u64::MAX);
+        let mut fills = workers.iter_mut().map(|worker| match worker.try_next() {
+            Poll::Ready(Some(fill)) => fill,
+            found => panic!("{found:?}"),
+        });
+        let (first, mut second) = (fills.next().unwrap(), fills.next().unwrap());
+        let error = second.parts().2.failed("no such number");
+        second.fail(error);
+        first.end();
+        if asks {
+            assert!(Items::lent(&mut pipe).next().is_none());
+        }
+        pipe.close().unwrap();
+    }
+}
+
+#[test]
 fn a_pipe_does_not_wait_for_a_driver_that_does_nothing_and_not_for_ever_for_one_that_fills() {
     let (mut pipe, unit) = (pipe::builder(vec![0_u64; 3]).driven().driven().build().unwrap(), 7_u64);
     let [mut one, two] = <[_; 2]>::try_from(pipe.driven()).unwrap();
