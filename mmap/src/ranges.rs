@@ -210,8 +210,10 @@ impl Ranges {
             return records.saturating_mul(self.longest as u64);
         }
         let count = usize::try_from(records.min(list.len())).unwrap_or(usize::MAX);
-        // Stop at a record that does not exist: the read of its batch reports it.
-        let lengths = (0..list.len()).map_while(|at| Some(self.locate(list.get(at)?)?.len));
+        // A record that does not exist has no bytes: the read of its batch reports it. Stop there if the list rises.
+        let rises = list.step().is_some();
+        let len = |at| Some(self.locate(list.get(at)?)?.len);
+        let lengths = (0..list.len()).map_while(|at| len(at).or((!rises).then_some(0)));
         let mut lengths: Vec<u64> = lengths.collect();
         if count < lengths.len() {
             lengths.select_nth_unstable_by(count, |a, b| b.cmp(a));

@@ -237,6 +237,19 @@ fn indexes_of_megatron_that_are_wrong() {
     assert!(matches!(both, Err(Error::Mixed { path, .. }) if path == other));
 }
 
+#[test]
+fn the_most_bytes_of_a_batch_of_a_list() {
+    let folder = tempfile::tempdir().unwrap();
+    let data = write(folder.path(), "data", &bytes(60, 0));
+    let index = write(folder.path(), "index", &npy("<i8", [0, 10, 30, 60].into_iter()));
+    let records = RaggedRecords::open_indexed([(data, index)]).unwrap();
+    // Only the batches with record 9 fail: the others fit the bound.
+    for (list, wanted) in [(vec![1, 0], 20), (vec![9, 2, 1, 0], 30), (vec![0, 9, 2], 30), (vec![1, 9], 20)] {
+        assert_eq!(records.most_bytes(1, &list.clone().into()), wanted, "{list:?}");
+    }
+    assert_eq!(records.most_bytes(2, &(1..u64::MAX).into()), 50);
+}
+
 /// Megatron's own programs take the path without the extension. A dot in that prefix does not start an extension.
 #[test]
 fn a_prefix_of_megatron() {
