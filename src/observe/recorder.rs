@@ -44,6 +44,8 @@ struct Asked {
     at: Instant,
     /// Whether it is the first of an iteration.
     first: bool,
+    /// Whether the caller has loaded this batch itself.
+    own: bool,
     span: Span,
 }
 
@@ -106,7 +108,7 @@ impl Recorder {
                 self.report.first_step.before = self.report.train;
             }
             let span = spans::span(What::Wait, self.epoch.as_ref().map(|epoch| &epoch.span), batch);
-            self.asked = Some(Asked { batch, at: now, first, span });
+            self.asked = Some(Asked { batch, at: now, first, own: false, span });
         }
     }
 
@@ -148,7 +150,9 @@ impl Recorder {
             self.breakdown.add_event(&event);
         }
         self.report.received(bytes, load.io_calls, now);
-        let (asked, first) = self.asked.take().map_or((now, false), |asked| (asked.at, asked.first));
+        let asked = self.asked.take();
+        let (asked, first, own) =
+            asked.map_or((now, false, false), |asked| (asked.at, asked.first, asked.own));
         // A wait that brings no batch is in no step of the breakdown.
         let wait = self.append(What::Wait, batch, (asked, now), bytes);
         self.breakdown.add_event(&wait);
@@ -169,7 +173,7 @@ impl Recorder {
         if first {
             parts.starts += 1;
             parts.start_waits += waited;
-            parts.start_loads += load.took().min(waited);
+            parts.start_loads += if own { Duration::ZERO } else { load.took().min(waited) };
         }
         if self.report.batches == 1 {
             step.start_loads = parts.start_loads;
@@ -204,6 +208,10 @@ impl Recorder {
     /// Records that the caller has filled a slot while it waited.
     pub(crate) fn helped(&mut self, batch: Place, load: &LoadTimes) {
         self.report.parts.helped += load.took();
+        if let Some(asked) = self.asked.as_mut().filter(|asked| asked.first) {
+            self.report.parts.start_helped += load.took();
+            asked.own |= asked.batch == batch;
+        }
         if self.report.batches == 0 {
             self.report.first_step.helped += load.took();
         }

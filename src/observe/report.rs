@@ -180,9 +180,11 @@ pub struct Report {
 pub(super) struct Parts {
     /// How often the caller began to iterate.
     pub(super) starts: u64,
-    /// The waits for the first batch of each iteration, and the loads of these batches as far as they fell into the wait.
+    /// The waits for the first batch of each iteration, the loads of these batches by workers as far as they fell into the
+    /// wait, and the loads of the caller in it.
     pub(super) start_waits: Duration,
     pub(super) start_loads: Duration,
+    pub(super) start_helped: Duration,
     /// The part of the waits, without those, in which a slot was kept that a load waited for.
     pub(super) held: Duration,
     /// The time of the loads that the caller did while it waited.
@@ -341,9 +343,10 @@ impl Report {
 
     /// All sums that are times.
     fn times(&mut self) -> impl Iterator<Item = &mut Duration> {
-        let Parts { start_waits, start_loads, held, helped, outside, full, late, pauses, .. } =
-            &mut self.parts;
-        let parts = [start_waits, start_loads, held, helped, outside, full, late, pauses];
+        let Parts {
+            start_waits, start_loads, start_helped, held, helped, outside, full, late, pauses, ..
+        } = &mut self.parts;
+        let parts = [start_waits, start_loads, start_helped, held, helped, outside, full, late, pauses];
         let Self { wall, transform, transfer, read, train, reading, .. } = self;
         let stages = [read, train].into_iter().flat_map(|stage| [&mut stage.busy, &mut stage.waiting]);
         let all = [wall, transform, transfer, &mut reading.hint_time];

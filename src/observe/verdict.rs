@@ -55,8 +55,10 @@ impl<'r> Sums<'r> {
         let start_waits = without(parts.start_waits, first.waiting);
         // Without overlap every batch is loaded when it is asked for.
         let most = settings.overlap && start_waits > waits / 2.0;
-        let [start, start_loads] = [start_waits, without(parts.start_loads, first_step.start_loads)]
-            .map(|time| if most { time } else { 0.0 });
+        let start_loads = without(parts.start_loads, first_step.start_loads);
+        let start_helped = without(parts.start_helped, first_step.helped);
+        let [start, start_loads, start_helped] =
+            [start_waits, start_loads, start_helped].map(|time| if most { time } else { 0.0 });
         let helped = parts.helped.saturating_sub(first_step.helped);
         let others = helped + parts.outside + first_step.loads;
         let loads = without(report.loads(), others);
@@ -71,9 +73,9 @@ impl<'r> Sums<'r> {
             wall,
             used,
             waits,
-            // A load at the start of an epoch may also be in `helped` or `outside`, which are subtracted above.
+            // A load at the start of an epoch may also be in `outside`, which is subtracted above.
             loads: ((loads - start_loads).max(0.0) / settings.workers.max(1) as f64).min(wall),
-            helped: helped.as_secs_f64(),
+            helped: (helped.as_secs_f64() - start_helped).max(0.0),
             copies: without(*transfer, first_step.copies).min(wall),
             held: parts.held.as_secs_f64(),
             // When slots of a device are freed is not known.

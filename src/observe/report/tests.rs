@@ -395,6 +395,27 @@ fn the_verdict_is_without_later_starts_if_they_are_most_of_the_waits() {
     says(&start(3, 160), Verdict::Balanced, &["Try: `depth(5)`"]);
 }
 
+/// The waiting caller loads the first batch of each iteration while the worker begins with the second.
+#[test]
+fn loads_of_the_caller_in_later_starts_are_left_out_too() {
+    let (mut recorder, at) = recorder();
+    for iteration in 0..5 {
+        let at = |ms: u64| at(100 * iteration + ms);
+        for (step, asked, start, end) in [(0, 0, 0, 40), (1, 50, 35, 60)] {
+            recorder.asked(ticket(step).place, at(asked), None);
+            let load = LoadTimes { end: at(end), ..LoadTimes::new(at(start)) };
+            if step == 0 {
+                recorder.helped(ticket(step).place, &load);
+            }
+            recorder.received(ticket(step), 0, &load, at(end), None);
+        }
+        recorder.ended(at(70));
+    }
+    let words = "without later starts, the loop waits for batches for 36 % of the time. The loading thread is busy for 79 % \
+                 of the time. Waits";
+    says(&recorder.report(), Verdict::LoadBound, &[words, "Later starts took 53 %"]);
+}
+
 /// The first step often compiles, imports and allocates: it tells nothing about the others.
 #[test]
 fn the_verdict_is_without_the_first_step() {
