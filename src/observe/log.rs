@@ -180,6 +180,14 @@ pub struct StageTimes {
     pub waiting: Duration,
 }
 
+impl StageTimes {
+    /// These times without what `part` has of them.
+    pub(super) fn less(self, part: Self) -> Self {
+        let Self { busy, waiting } = self;
+        Self { busy: busy.saturating_sub(part.busy), waiting: waiting.saturating_sub(part.waiting) }
+    }
+}
+
 /// The start and the end of an interval.
 pub(crate) type Interval = (Instant, Instant);
 

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::breakdown::Breakdown;
-use super::log::{self, Event, Freed, Interval, LoadTimes, Place, STEPS, Seen, StageTimes, Ticket, What};
+use super::log::{self, Event, Freed, Interval, LoadTimes, Place, STEPS, Seen, Ticket, What};
 use super::report::{Kind, Report, Settings};
 use super::trace::{LoaderTrace, Trace, Track};
 use crate::error::Error;
@@ -70,9 +70,10 @@ impl Recorder {
         let mut report = self.report.clone();
         let mut recent: Vec<_> = self.used.range(self.used.len().saturating_sub(STEPS)..).cloned().collect();
         // Include the wait that is going on, so that the report shows a read that hangs.
-        if let Some(Asked { batch, at, .. }) = self.asked {
+        if let Some(Asked { batch, at, first, .. }) = self.asked {
             let (start, end) = (at, Instant::now().max(at));
             report.add(&Event { what: What::Wait, batch, start, end, bytes: 0 });
+            report.parts.start_waits += if first { end - start } else { Duration::ZERO };
             let ticket = Ticket { place: batch, ..Ticket::default() };
             recent.push(Seen::new(ticket, (start, end), start, end));
         }
@@ -247,8 +248,7 @@ impl Recorder {
             self.append(What::Step, place, (asked, now), 0);
         }
         if self.report.batches == 1 && self.used.is_empty() {
-            let (StageTimes { busy, waiting }, before) = (self.report.train, self.report.first_step.before);
-            self.report.first = StageTimes { busy: busy - before.busy, waiting: waiting - before.waiting };
+            self.report.first = self.report.train.less(self.report.first_step.before);
             self.first.iter_mut().for_each(|first| first.1 = now);
         }
         if let (Some((_, ended)), Some((start, end))) = (self.first, copy) {

@@ -215,6 +215,13 @@ pub(super) struct FirstStep {
     pub(super) before: StageTimes,
 }
 
+impl FirstStep {
+    fn times(&mut self) -> [&mut Duration; 6] {
+        let Self { loads, slot_waits, start_loads, helped, full, copies, .. } = self;
+        [loads, slot_waits, start_loads, helped, full, copies]
+    }
+}
+
 /// The kind of the items of a pipe or of a loop.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Kind {
@@ -316,9 +323,13 @@ impl Report {
     pub fn since(&self, earlier: &Self) -> Self {
         let mut since = self.clone();
         since.combine(earlier, u64::saturating_sub, Duration::saturating_sub);
-        if earlier.batches > 0 {
-            (since.first, since.first_step) = Default::default();
-        }
+        // The earlier report may have a part of the first step.
+        let before = self.first_step.before;
+        since.first = self.first.less(earlier.train.less(before));
+        since.first_step.before = before.less(earlier.train);
+        let mut had = earlier.first_step;
+        let step = since.first_step.times().into_iter().zip(had.times());
+        step.for_each(|(time, had)| *time = time.saturating_sub(*had));
         since.by_epoch.retain(|row| earlier.by_epoch.iter().all(|before| before.first != row.first));
         let recent = self.recent.iter().filter(|seen| !earlier.recent.contains(seen));
         since.recent = recent.cloned().collect();

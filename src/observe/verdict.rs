@@ -68,7 +68,8 @@ impl<'r> Sums<'r> {
             report,
             first: (first.busy + first.waiting).as_secs_f64(),
             start,
-            starts: parts.starts.saturating_sub(first_steps),
+            // A wait that goes on is not counted yet.
+            starts: parts.starts.saturating_sub(first_steps).max(1),
             batches: report.batches.saturating_sub(first_steps),
             wall,
             used,

@@ -483,6 +483,35 @@ fn a_wait_that_brings_nothing_is_no_step() {
     assert!(total <= created.elapsed().as_secs_f64() * 1e3, "{line}");
 }
 
+/// A program may ask for a report while it waits for a batch, and while it uses the first one.
+#[test]
+fn what_came_since_a_report_within_a_step_is_the_rest_of_that() {
+    let (mut recorder, at) = recorder();
+    let past = at(0).checked_sub(ms(5000)).unwrap_or(at(0));
+    recorder.asked(ticket(0).place, past, None);
+    let waits = recorder.report();
+    recorder.received(ticket(0), 0, &LoadTimes::new(at(0)), at(1000), None);
+    let uses = recorder.report();
+    for step in 1..11 {
+        recorder.asked(ticket(step).place, at(3900 + 100 * step), None);
+        recorder.received(ticket(step), 0, &LoadTimes::new(at(0)), at(3950 + 100 * step), None);
+    }
+    recorder.ended(at(5000));
+    let all = recorder.report();
+    assert_eq!((all.since(&waits).first.busy, all.since(&uses).first.busy), (ms(3000), ms(3000)));
+    assert_eq!((all.since(&uses).first.waiting, all.since(&all).first), (ms(0), StageTimes::default()));
+    for found in [&all, &all.since(&waits), &all.since(&uses)] {
+        says(found, Verdict::Balanced, &["the loop waits for batches for 50 % of the time"]);
+        assert!(!found.advice().contains("starts"), "{found}");
+    }
+    recorder.asked(ticket(0).place, past, None);
+    let waits = recorder.report();
+    assert!(waits.advice().contains("the waits for the first batch of 1 iteration."), "{waits}");
+    recorder.received(ticket(0), 0, &LoadTimes::new(at(0)), at(9000), None);
+    let found = recorder.report().since(&waits);
+    assert_eq!(found.parts.start_waits, found.train.waiting);
+}
+
 /// Each iteration of a loop may have a recorder of its own. Its first step is no first step of the sum.
 #[test]
 fn the_sum_of_reports_leaves_one_first_step_out() {
