@@ -307,7 +307,7 @@ impl<B: Backend> LoaderBuilder<B> {
         let Self { backend, mut options, own } = self;
         let Own { mut datasets, plan, hints, read_mode, mut transforms, lent, memory_limit, driven, .. } =
             own;
-        let (Depths { workers, helpers, host: depth, .. }, slot) = (layout.depths, layout.slot);
+        let (Depths { workers, helpers, helps, host: depth, .. }, slot) = (layout.depths, layout.slot);
         let record_bytes: usize = datasets.iter().map(|dataset| dataset.record_bytes()).sum();
         check_slots(lent.as_deref(), depth, slot)?;
         let files = datasets.iter().map(|dataset| {
@@ -349,6 +349,7 @@ impl<B: Backend> LoaderBuilder<B> {
         let add_reads = Box::new(move |mut report: Report| {
             report.workers_with_overlap = own.workers;
             (report.needs_clones, report.limited) = (workers + helpers == 1, limited);
+            report.helps = helps;
             report.with_reading(&counted)
         });
         let any = |reader| Box::new(reader) as AnySource<B::Ring<Records>>;
@@ -401,16 +402,17 @@ impl<B: Backend> LoaderBuilder<B> {
         // Threads fill the slots from files alone, without foreign code.
         let files = datasets.iter().all(|dataset| dataset.files().is_some() && dataset.try_clone().is_some());
         let ours = transforms.values().flatten().all(|own| own.pays() && own.try_clone().is_some());
-        let files = overlap && files && ours && !self.own.driven;
+        let files = files && ours && !self.own.driven;
         // Then a waiting caller may fill slots too, if there is a processor for it.
         let processors = std::thread::available_parallelism().map_or(1, usize::from);
-        let (helpers, device) = (usize::from(files && processors > 1), self.backend.device_depth());
+        let (helps, device) = (files && processors > 1, self.backend.device_depth());
+        let helpers = usize::from(overlap && helps);
         let each = datasets.iter().enumerate();
         let each = each.map(|(i, dataset)| (&**dataset, transforms.get(&i).map_or(&[][..], Vec::as_slice)));
-        let mut layout = Layout::new(plan, Depths { workers, helpers, host, device }, each)?;
+        let mut layout = Layout::new(plan, Depths { workers, helpers, helps, host, device }, each)?;
         if depth.is_none() && workers == 1 && layout.slot >= SMALL {
             layout.depths.host = 2;
-        } else if depth.is_none() && layout.slot < SMALL && memory_limit.is_none() && files {
+        } else if depth.is_none() && layout.slot < SMALL && memory_limit.is_none() && overlap && files {
             let many = 16.min(MANY / layout.slot.max(1).next_multiple_of(LEAST));
             layout.depths.host = if many < workers + 2 { workers + 3 } else { many };
         }

@@ -42,6 +42,8 @@ pub(crate) struct Layout {
 pub(super) struct Depths {
     pub(super) workers: usize,
     pub(super) helpers: usize,
+    /// Whether a caller fills slots with overlap.
+    pub(super) helps: bool,
     pub(super) host: usize,
     pub(super) device: usize,
 }

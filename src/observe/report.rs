@@ -160,6 +160,9 @@ pub struct Report {
     /// Whether more workers need clones of data sets and transforms that may have none.
     #[cfg_attr(feature = "serde", serde(skip))]
     pub(crate) needs_clones: bool,
+    /// Whether with overlap a caller that waits loads too, if files are in memory.
+    #[cfg_attr(feature = "serde", serde(skip))]
+    pub(crate) helps: bool,
     /// Whether a limit of memory counts the slots.
     #[cfg_attr(feature = "serde", serde(skip))]
     pub(crate) limited: bool,

@@ -383,9 +383,9 @@ impl Sums<'_> {
     /// caller that helps, go on beside copies, the use and pauses, and nothing waits. In the first step, all slots are filled.
     fn saves(&self, Settings { workers, depth, .. }: Settings) -> f64 {
         let Self { report, first, batches, wall, used, loads, helped, copies, .. } = *self;
-        let Report { settings, parts, choices, .. } = report;
-        // With files, a caller that waits loads too: both in turn take the time that they took.
-        let helps = !parts.helped.is_zero() || !settings.overlap && !choices.is_empty();
+        let Report { settings, parts, .. } = report;
+        // A caller that waits may load too: both in turn take the time that they took.
+        let helps = !parts.helped.is_zero() || !settings.overlap && report.helps;
         let all = loads * settings.workers.max(1) as f64 + helped + if helps { used } else { 0.0 };
         let longest = copies.max(all / (workers.max(1) + usize::from(helps)) as f64);
         let outside = parts.pauses.as_secs_f64() + first.min(longest * depth as f64 / batches as f64);

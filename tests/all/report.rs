@@ -7,6 +7,7 @@ use std::time::Duration;
 use crate::common::{Gated, RECORD, Reads, files, nothing, open, plan};
 use serde_json::json;
 use twinbuf::observe::{EpochTimes, Verdict};
+use twinbuf::transform::per_record;
 use twinbuf::{Loader, Plan, Records};
 
 #[test]
@@ -46,6 +47,23 @@ fn every_system_call_that_reads_is_counted() {
         let text = loader.report().to_string();
         assert!(text.contains(&format!(", {calls} I/O calls in ")), "{text}");
     }
+}
+
+/// A caller that waits runs no code of the program, so overlap saves no more than the use.
+#[test]
+fn overlap_is_not_said_to_make_loads_of_foreign_code_faster() {
+    let (_dir, paths) = files(&[64]);
+    let slow = per_record(RECORD, |record, out, _| {
+        std::thread::sleep(Duration::from_millis(2));
+        out.copy_from_slice(record);
+        Ok(())
+    });
+    let builder = Loader::builder(open(&paths), plan(64, 2)).transform(slow);
+    let mut loader = builder.overlap(false).build().unwrap();
+    assert_eq!(loader.epoch(0).count(), 32);
+    let report = loader.report();
+    let (settings, saves) = report.to_try().unwrap();
+    assert!(settings.overlap && saves < 0.25, "{report}");
 }
 
 #[test]
