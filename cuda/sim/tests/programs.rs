@@ -28,8 +28,17 @@ impl Workshop {
     fn compile(&self, source: &str) -> PathBuf {
         let from = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/programs").join(source);
         let to = self.0.join(from.file_stem().unwrap());
-        let flags =
-            ["-std=gnu17", "-Wall", "-Wextra", "-Werror", "-Wno-unused-function", "-O0", "-g", "-lcuda"];
+        let flags = [
+            "-std=gnu17",
+            "-Wall",
+            "-Wextra",
+            "-Werror",
+            "-Wno-unused-function",
+            "-O0",
+            "-g",
+            "-pthread",
+            "-lcuda",
+        ];
         let mut cc = Command::new("cc");
         cc.arg(&from).arg("-o").arg(&to).arg("-L").arg(&self.0).args(flags);
         assert!(cc.status().unwrap().success(), "{cc:?}");
@@ -269,6 +278,14 @@ fn a_forked_child_may_use_what_is_closed() {
     let workshop = Workshop::new("forked");
     let ended = workshop.run(1, &workshop.compile("forked.c"), "");
     assert!(ended.code == 0 && ended.violations.is_empty(), "{ended:#?}");
+}
+
+/// C++ runs the destructors of static objects after those of the main thread's local data.
+#[test]
+fn calls_may_come_when_a_threads_local_data_are_gone() {
+    let workshop = Workshop::new("late");
+    let ended = workshop.run(1, &workshop.compile("late.c"), "");
+    assert!(ended.code == 0 && ended.violations.is_empty() && ended.end.is_some(), "{ended:#?}");
 }
 
 /// The guard needs a mapping of the process for each range of closed pages, and the kernel limits their number.

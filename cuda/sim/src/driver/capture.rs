@@ -7,7 +7,7 @@
 use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use std::thread::{self, ThreadId};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::clock::Clock;
 use super::codes::{
@@ -50,7 +50,8 @@ pub(super) const UNSAFE: [&str; 16] = [
 pub(super) type Id = u64;
 
 struct Capture<Operation> {
-    thread: ThreadId,
+    /// The number of the thread that began it.
+    thread: u64,
     mode: Mode,
     /// The stream that it was begun on. It must be ended on the same one.
     origin: u64,
@@ -87,6 +88,18 @@ impl<Operation> Default for Captures<Operation> {
 thread_local! {
     /// This thread's mode, with the number of its run.
     static OWN_MODE: Cell<(u64, Mode)> = const { Cell::new((0, GLOBAL)) };
+    /// Its number; 0 before it is asked for.
+    static OWN_NUMBER: Cell<u64> = const { Cell::new(0) };
+}
+
+/// The number of the calling thread. Not its `ThreadId`: the standard library has none when a thread's local data are gone.
+fn me() -> u64 {
+    static LAST: AtomicU64 = AtomicU64::new(0);
+    if OWN_NUMBER.get() == 0 {
+        // Relaxed: nothing is published with it.
+        OWN_NUMBER.set(LAST.fetch_add(1, Ordering::Relaxed) + 1);
+    }
+    OWN_NUMBER.get()
 }
 
 fn own_mode(run: u64) -> Mode {
@@ -115,7 +128,7 @@ impl<Operation> Captures<Operation> {
         }
         self.begun += 1;
         let streams = BTreeMap::from([(stream, Clock::default())]);
-        let (thread, operations) = (thread::current().id(), Vec::new());
+        let (thread, operations) = (me(), Vec::new());
         let capture = Capture { thread, mode, origin: stream, broken: false, streams, operations };
         self.open.insert(self.begun, capture);
         Ok(())
@@ -128,7 +141,7 @@ impl<Operation> Captures<Operation> {
         if capture.origin != stream {
             return Err(CAPTURE_UNMATCHED);
         }
-        if capture.mode != RELAXED && capture.thread != thread::current().id() {
+        if capture.mode != RELAXED && capture.thread != me() {
             return Err(CAPTURE_WRONG_THREAD);
         }
         let Some(capture) = self.open.remove(&id) else { return Err(ILLEGAL_STATE) };
@@ -235,7 +248,7 @@ impl<Operation> Captures<Operation> {
         if mode == RELAXED {
             return Ok(());
         }
-        let me = thread::current().id();
+        let me = me();
         let mut forbidden = Ok(());
         for capture in self.open.values_mut() {
             let forbids = if capture.thread == me {

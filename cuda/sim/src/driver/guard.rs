@@ -8,6 +8,7 @@
 use std::cell::RefCell;
 use std::ffi::{c_int, c_void};
 use std::io::Write;
+use std::mem::ManuallyDrop;
 use std::os::fd::AsRawFd;
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -149,13 +150,14 @@ fn protection(closed: &[Closed], at: u64) -> c_int {
 }
 
 thread_local! {
-    /// The pages that are open for this thread's next instruction: their mapping, and their offset in it.
-    static STEPPED: RefCell<Vec<(u64, u64)>> = const { RefCell::new(Vec::new()) };
+    /// The pages that are open for this thread's next instruction: their mapping, and their offset in it. Not dropped, as what
+    /// `machine` has of a thread.
+    static STEPPED: RefCell<ManuallyDrop<Vec<(u64, u64)>>> = const { RefCell::new(ManuallyDrop::new(Vec::new())) };
 }
 
 /// Takes the list of the pages that were opened for this thread's last instruction.
 pub(super) fn stepped() -> Vec<(u64, u64)> {
-    STEPPED.take()
+    ManuallyDrop::into_inner(STEPPED.take())
 }
 
 /// What to do with an access that a page fault stopped.

@@ -5,6 +5,7 @@
 
 use std::cell::{Cell, OnceCell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
+use std::mem::ManuallyDrop;
 use std::process;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Condvar, LazyLock, Mutex, MutexGuard, PoisonError};
@@ -168,12 +169,14 @@ struct Own {
     calls: BTreeMap<&'static str, u64>,
 }
 
+// `ManuallyDrop`: destructors that run after those of a thread's local data may call the driver (C++'s of static objects, exit
+// handlers).
 thread_local! {
-    static OWN: RefCell<Own> = RefCell::default();
+    static OWN: RefCell<ManuallyDrop<Own>> = RefCell::default();
     /// Whether this thread is in a call of the driver, where it may hold the lock.
     static IN_CALL: Cell<bool> = const { Cell::new(false) };
     /// In a worker that runs a host function: the function's step.
-    static IN_FUNCTION: RefCell<Option<Step>> = const { RefCell::new(None) };
+    static IN_FUNCTION: RefCell<ManuallyDrop<Option<Step>>> = const { RefCell::new(ManuallyDrop::new(None)) };
 }
 
 /// The process that called `cuInit`; 0 before.
@@ -235,14 +238,15 @@ pub(super) fn own_calls(core: &State, name: &str) -> u64 {
 
 /// Whether this thread is a worker that runs a host function.
 pub(super) fn in_function() -> bool {
-    IN_FUNCTION.with_borrow(Option::is_some)
+    IN_FUNCTION.with_borrow(|at| at.is_some())
 }
 
 /// Runs a host function as this step of its stream.
 pub(super) fn run_function(at: Step, function: impl FnOnce()) {
-    IN_FUNCTION.set(Some(at));
+    let set = |step| IN_FUNCTION.with_borrow_mut(|at| **at = step);
+    set(Some(at));
     function();
-    IN_FUNCTION.set(None);
+    set(None);
 }
 
 /// Ends the current run and begins another. Drops queued work and joins the workers.
@@ -283,7 +287,7 @@ impl State {
     fn own<T>(&self, look: impl FnOnce(&mut Own) -> T) -> T {
         OWN.with_borrow_mut(|own| {
             if own.run != self.run {
-                *own = Own { run: self.run, ..Own::default() };
+                **own = Own { run: self.run, ..Own::default() };
             }
             look(own)
         })

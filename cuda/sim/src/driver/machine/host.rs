@@ -40,7 +40,7 @@ impl State {
 
     /// This thread's next step; inside a host function, its stream's step.
     pub(super) fn host_step(&mut self) -> Actor {
-        if let Some(at) = IN_FUNCTION.with_borrow(Clone::clone) {
+        if let Some(at) = IN_FUNCTION.with_borrow(|at| (**at).clone()) {
             return Actor::new(at);
         }
         let agent = self.agent();
@@ -72,7 +72,7 @@ impl State {
     pub(in crate::driver) fn acquire(&mut self, token: u64) {
         let clock = self.tokens.get(&token).cloned().unwrap_or_default();
         let inside = IN_FUNCTION.with_borrow_mut(|inside| {
-            if let Some(at) = inside {
+            if let Some(at) = &mut **inside {
                 Arc::make_mut(&mut at.clock).join(&clock);
             }
             inside.is_some()
