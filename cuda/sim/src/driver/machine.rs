@@ -81,6 +81,8 @@ pub(super) struct State {
     /// Whether a call has returned the sticky error: the host then knows that no work runs any more.
     told: bool,
     pub(super) streams: BTreeMap<u64, Stream>,
+    /// For each context, what its destroyed streams did that have ended.
+    ended: BTreeMap<usize, Clock>,
     events: BTreeMap<u64, Event>,
     pub(super) host: BTreeMap<u64, Allocation>,
     pub(super) device: BTreeMap<u64, Allocation>,

@@ -28,6 +28,24 @@ fn a_copy_reads_its_source_late_and_in_pieces() {
     assert!(found[0].starts_with(wanted), "{found:#?}");
 }
 
+/// Of a stream that was destroyed: while it runs and after its end.
+#[test]
+fn a_wait_for_the_context_covers_destroyed_streams() {
+    for ended in [false, true] {
+        let Some(sim) = start() else { return };
+        let (context, stream, memory, slot) = slot();
+        let destroyed = stream.fork().unwrap();
+        slot.upload(address(&memory), &destroyed).unwrap();
+        drop(destroyed);
+        if ended {
+            sim.drain();
+        }
+        context.synchronize().unwrap();
+        slot.fill(2);
+        assert_eq!(sim.violations(), [""; 0], "ended: {ended}");
+    }
+}
+
 #[test]
 fn a_threads_own_calls_are_counted_in_this_run_alone() {
     let own = |sim: &Sim| sim.own_calls_of("cuEventRecord");

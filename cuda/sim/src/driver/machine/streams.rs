@@ -71,6 +71,14 @@ impl State {
         Ok(())
     }
 
+    /// Removes a destroyed stream that has no work left.
+    pub(super) fn end_stream(&mut self, stream: u64) {
+        if let Some(Stream { context, clock, .. }) = self.streams.remove(&stream) {
+            self.ended.entry(context).or_default().join(&clock);
+        }
+        self.live.threads -= 1;
+    }
+
     /// The stream behind a handle: a created stream, the legacy default stream (0, 1) or the thread's default stream
     /// (2).
     pub(in crate::driver) fn stream(&mut self, handle: usize) -> Result<u64, Code> {
@@ -208,8 +216,10 @@ impl State {
         all.into_iter().map(|stream| self.mark(stream)).collect()
     }
 
-    /// Enqueues a mark at the end of each stream of the current context.
+    /// Enqueues a mark at the end of each stream of the current context, to wait for. Those that have ended are known at once.
     pub(in crate::driver) fn record_current(&mut self) -> Vec<Arc<Mark>> {
+        let ended = self.ended.get(&self.current()).cloned().unwrap_or_default();
+        self.learn(&ended);
         self.of_current().into_iter().map(|stream| self.mark(stream)).collect()
     }
 

@@ -25,8 +25,7 @@ pub(super) fn run(stream: u64, run: u64, seed: u64) {
         let Some(state) = core.streams.get_mut(&stream) else { return };
         let Some(work) = state.queue.pop_front() else {
             if state.destroyed {
-                core.streams.remove(&stream);
-                core.live.threads -= 1;
+                core.end_stream(stream);
                 changed();
                 return;
             }
