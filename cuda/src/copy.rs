@@ -32,7 +32,6 @@ pub(crate) struct Copies<M: 'static> {
 }
 
 pub(crate) struct Running<M: 'static> {
-    seq: u64,
     start: Option<CUevent>,
     /// `None` if nothing was copied.
     copied: Option<CUevent>,
@@ -50,7 +49,7 @@ impl<M> Copies<M> {
     ///
     /// `slot` belongs to this uploader, and its previous copy has been retired. The batch fits in it. The context is
     /// current.
-    unsafe fn issue(&mut self, source: Source<M>, seq: u64, slot: &mut DeviceBuf<M>) -> Result<(), Error> {
+    unsafe fn issue(&mut self, source: Source<M>, slot: &mut DeviceBuf<M>) -> Result<(), Error> {
         slot.copy_after_uses()?;
         (slot.len, slot.issued) = (source.len, Instant::now());
         let (stream, from) = (self.stream.raw(), source.memory.start);
@@ -59,7 +58,7 @@ impl<M> Copies<M> {
         let copied = (slot.len > 0).then(|| slot.copied.raw());
         // Track the copy before it is enqueued: if a call below fails, the drop of `Copies` waits before it drops
         // `source`.
-        self.running.push_back(Running { seq, start, copied, issued, source });
+        self.running.push_back(Running { start, copied, issued, source });
         let Some(copied) = copied else { return Ok(()) };
         if let Some(start) = start {
             // SAFETY: both exist.
@@ -81,11 +80,11 @@ impl<M> Copies<M> {
                 return Ok(false);
             }
         }
-        let Some(Running { seq, start, copied, issued, source }) = self.running.pop_front() else {
+        let Some(Running { start, copied, issued, source }) = self.running.pop_front() else {
             return Ok(false);
         };
         // Release the slot first: the reader may be waiting for it, and the caller's code may run long.
-        let bytes = source.len;
+        let (seq, bytes) = (source.seq(), source.len);
         drop(source);
         if let (Some((on_copied, clock)), Some(start), Some(copied)) = (&mut self.on_copied, start, copied) {
             // SAFETY: both events are in a device slot and were recorded for this batch. A clock's events are for
@@ -184,10 +183,11 @@ impl<M: 'static> Engine<M> {
         }
     }
 
-    /// Whether the oldest copy must end before another one may be issued: its device slot has the event that the next
-    /// copy records.
+    /// Whether the oldest copy must end before the next batch's may be issued: the device slot has an event for one copy.
+    /// Batches that are not copied use device slots too.
     fn is_full(&self) -> bool {
-        self.copies.running.len() >= self.device.depth()
+        let (Some(Ok(next)), Some(oldest)) = (&self.next, self.copies.running.front()) else { return false };
+        next.seq() - oldest.source.seq() >= self.device.depth() as u64
     }
 
     /// Issues all copies that can be issued without a wait. If the next batch is not committed, wakes the task of `cx`
@@ -204,7 +204,7 @@ impl<M: 'static> Engine<M> {
                     Poll::Ready(Err(_abandoned)) => return Ok(Needs::End(false)),
                 });
             }
-            if matches!(self.next, Some(Ok(_))) && self.is_full() {
+            if self.is_full() {
                 return Ok(Needs::Room);
             }
             let mut slot = match self.device.try_acquire() {
@@ -219,11 +219,10 @@ impl<M: 'static> Engine<M> {
             };
             // Enter the context: this is the caller's thread, or the caller's code may have left another one current.
             let _current = Current::enter(self.copies.stream.context())?;
-            let (meta, seq) = (source.meta.take(), slot.seq());
+            let meta = source.meta.take();
             // SAFETY: both slots have the uploader's slot size, and the length was checked against it (`HostBuf::put`).
-            // Fewer copies are in flight than device slots exist, and slots are used in turn: the previous copy of this
-            // slot has been retired.
-            unsafe { self.copies.issue(source, seq, &mut slot) }?;
+            // Slots are used in turn, one for each batch, so `is_full` has waited for the previous copy of this slot.
+            unsafe { self.copies.issue(source, &mut slot) }?;
             slot.meta = meta;
             // Hand the batch over while the copy runs: the streams that use it wait for the copy, the host does not.
             slot.commit().map_err(|_closed| Error::Closed)?;

@@ -318,11 +318,15 @@ fn on_copied_by_hand_may_commit_and_drop_slots() {
     });
 }
 
-/// The next batch records a device slot's events again, so its times are read before that.
+/// The next batch records a device slot's events again, so its times are read before that. A dropped slot uses a device slot
+/// too, without a copy.
 #[test]
 fn each_copy_has_its_own_time_though_there_are_more_host_slots_than_device_slots() {
     must_end(|| {
-        for (host_depth, device_depth) in [(8, 1), (8, 3), (3, 2), (1, 8)] {
+        // Of so many slots, one is committed.
+        for (host_depth, device_depth, of) in
+            [(8, 1, 1), (8, 3, 1), (3, 2, 1), (1, 8, 1), (3, 2, 2), (8, 3, 3)]
+        {
             let (_sim, ctx) = start_with(Options { delay_us: 20, ..Options::default() }, true);
             let times = Arc::new(Mutex::new(Vec::new()));
             let log = times.clone();
@@ -330,14 +334,19 @@ fn each_copy_has_its_own_time_though_there_are_more_host_slots_than_device_slots
             let build = build.on_copied(move |copy| log.lock().unwrap().push((copy.seq, copy.time.start)));
             let (mut slots, mut batches) = build.build::<u64>().unwrap();
             let reader = thread::spawn(move || {
-                (0..200).for_each(|_| commit(&mut slots, BYTES, 1).unwrap());
+                for seq in 0..200 {
+                    match seq % of {
+                        0 => commit(&mut slots, BYTES, 1).unwrap(),
+                        _ => drop(slots.acquire().unwrap().reserve()),
+                    }
+                }
                 slots.finish();
             });
-            while batches.recv().unwrap().is_some() {}
+            while let Ok(Some(_)) | Err(Error::Cancelled) = batches.recv() {}
             reader.join().unwrap();
             drop(batches);
             let times = times.lock().unwrap();
-            assert!(times.iter().map(|(seq, _)| *seq).eq(0..200));
+            assert!(times.iter().map(|(seq, _)| *seq).eq((0..200).step_by(of)));
             let equal = times.windows(2).find(|pair| pair[0].1 >= pair[1].1);
             assert_eq!(equal, None, "host depth {host_depth}, device depth {device_depth}");
         }
