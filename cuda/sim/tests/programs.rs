@@ -288,6 +288,14 @@ fn calls_may_come_when_a_threads_local_data_are_gone() {
     assert!(ended.code == 0 && ended.violations.is_empty() && ended.end.is_some(), "{ended:#?}");
 }
 
+/// A stream's thread makes the copy, and holds the driver's lock.
+#[test]
+fn a_copy_to_memory_that_is_not_for_writing_ends_the_program() {
+    let workshop = Workshop::new("nowhere");
+    let ended = workshop.run(1, &workshop.compile("nowhere.c"), "");
+    assert_eq!(ended.code, 128 + 11, "SIGSEGV: {ended:#?}");
+}
+
 /// The guard needs a mapping of the process for each range of closed pages, and the kernel limits their number.
 #[test]
 fn a_program_may_have_more_copies_than_a_process_mappings() {

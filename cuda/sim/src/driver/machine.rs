@@ -175,7 +175,7 @@ struct Own {
 // handlers).
 thread_local! {
     static OWN: RefCell<ManuallyDrop<Own>> = RefCell::default();
-    /// Whether this thread is in a call of the driver, where it may hold the lock.
+    /// Whether this thread is in a call of the driver, or is a worker that runs no function of the program: it may hold the lock.
     static IN_CALL: Cell<bool> = const { Cell::new(false) };
     /// In a worker that runs a host function: the function's step.
     static IN_FUNCTION: RefCell<ManuallyDrop<Option<Step>>> = const { RefCell::new(ManuallyDrop::new(None)) };
@@ -213,7 +213,7 @@ pub(super) fn changed() {
     CHANGED.notify_all();
 }
 
-/// Runs a call's body.
+/// Runs the body of a call or of a worker.
 pub(super) fn in_call<T>(body: impl FnOnce() -> T) -> T {
     IN_CALL.set(true);
     let result = body();
@@ -221,8 +221,9 @@ pub(super) fn in_call<T>(body: impl FnOnce() -> T) -> T {
     result
 }
 
-/// Decides what to do with an access that a page fault stopped. A fault inside a call of this driver, because a result's
-/// pointer is into a closed page, is passed on, and by default ends the process: this thread may hold the lock.
+/// Decides what to do with an access that a page fault stopped. A fault of this driver itself, because a result's pointer is
+/// into a closed page or a copy's target is not for writing, is passed on, and by default ends the process: this thread may
+/// hold the lock.
 pub(super) fn stopped(address: u64, write: bool, instruction: &mut Instruction) -> Verdict {
     if IN_CALL.get() { Verdict::Foreign } else { lock().touched(address, write, instruction) }
 }
@@ -247,7 +248,9 @@ pub(super) fn in_function() -> bool {
 pub(super) fn run_function(at: Step, function: impl FnOnce()) {
     let set = |step| IN_FUNCTION.with_borrow_mut(|at| **at = step);
     set(Some(at));
+    IN_CALL.set(false);
     function();
+    IN_CALL.set(true);
     set(None);
 }
 

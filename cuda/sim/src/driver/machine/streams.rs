@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use super::work::{HostFunction, Mark, Work};
-use super::{Actor, LEGACY, State, changed, worker};
+use super::{Actor, LEGACY, State, changed, in_call, worker};
 use crate::driver::capture::{Captured, Id};
 use crate::driver::clock::{Clock, Step};
 use crate::driver::codes::{CAPTURE_IMPLICIT, CAPTURE_UNSUPPORTED, Code, INVALID_HANDLE, INVALID_VALUE};
@@ -49,7 +49,8 @@ impl State {
         self.streams_begun += 1;
         let (run, seed) = (self.run, self.options.seed.wrapping_add(self.streams_begun << 32));
         let thread = std::thread::Builder::new().name(format!("cuda-sim-{id:x}"));
-        let worker = thread.spawn(move || worker::run(id, run, seed)).expect("a thread for a stream");
+        let worker =
+            thread.spawn(move || in_call(|| worker::run(id, run, seed))).expect("a thread for a stream");
         self.workers.retain(|worker| !worker.is_finished());
         self.workers.push(worker);
     }
