@@ -87,7 +87,7 @@ impl Objects {
         // A chunk of many bytes is several blocks.
         let most = (self.client.options.request_bytes / stride).max(1);
         let start = start + (record - start) / most * most;
-        let last = end.min(start + most).checked_sub(1).filter(|last| *last >= record)?;
+        let last = end.min(start.saturating_add(most)).checked_sub(1).filter(|last| *last >= record)?;
         let [start, last] = [start, last].map(|record| first + (record - records.start) * stride);
         Some(start..last + self.record as u64)
     }

@@ -202,12 +202,15 @@ fn openings_fail_with_the_url() -> Result<(), BoxError> {
     let raw = |files: &[PathBuf]| Records::open(files, 2516);
     assert_eq!(text("memory:///train/1.bin", &[], &raw), "1 records");
     assert_eq!(text("memory:///train/", &["1.bin", "1.bin"], &raw), "2 records");
-    // An object of a single record is read as any other.
-    let mut one = Objects::open("memory:///train/1.bin", options(&store), raw)?;
+    // Objects of a single record are read as any other, also with requests of any length.
+    let names = vec!["1.bin".into(); 2];
+    let two = Options { names, request_bytes: u64::MAX, ..options(&store) };
+    let two = Objects::open("memory:///train/", two, raw)?;
     for shuffle in [Shuffle::Full, Shuffle::Window { chunk_records: 1, window_chunks: 2 }] {
-        let mut out = vec![0; 2516];
-        Dataset::read(&mut one, &batch(Plan::builder(1).batch(1).shuffle(shuffle).build()?)?, &mut out)?;
-        assert_eq!(out, bytes(1, 2516));
+        let mut loader = Loader::builder(two.clone(), Plan::builder(2).shuffle(shuffle).build()?).build()?;
+        for batch in loader.epoch(0) {
+            assert_eq!(batch?[..], bytes(1, 2516));
+        }
     }
     let header = text("memory:///train/", &[], &npy);
     assert!(
