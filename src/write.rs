@@ -143,7 +143,7 @@ impl WriterBuilder {
     ///
     /// # Errors
     ///
-    /// - [`Error::Option`]: an option has an invalid value, numpy has no name for the type, rows have no bytes, the slots
+    /// - [`Error::Option`]: an option has an invalid value, numpy has no such type or shape, rows have no bytes, the slots
     ///   do not fit the memory, or the path is that of a folder or, without shards, ends in `/` or `/.`, or, with
     ///   shards, exists.
     /// - [`Error::Write`]: the temporary file cannot be created, another writer of the path has not finished, or the path is
@@ -154,7 +154,8 @@ impl WriterBuilder {
         // The smallest shard of whole rows in whole blocks: the least common multiple of a row and 2^12 bytes.
         let whole = (row as u64).wrapping_mul(BLOCK as u64 >> row.trailing_zeros().min(12));
         self.shard_bytes = shard.map(|bytes| bytes - bytes.checked_rem(whole).unwrap_or(bytes));
-        let named = self.dtype.is_none() || self.header(u64::MAX).is_some();
+        // numpy has at most 64 axes: those of a row, and one more.
+        let named = self.dtype.is_none() || self.shape.len() < 64 && self.header(u64::MAX).is_some();
         let fits = path.file_name().is_some_and(|name| match shard {
             // Without what is behind the name: a link to nothing has the name, too.
             Some(_) => path.with_file_name(name).symlink_metadata().is_err(),
