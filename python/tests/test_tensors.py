@@ -183,6 +183,21 @@ def test_a_limit_spares_the_slot_of_a_loop_variable(tmp_path: Path) -> None:
     assert {1, 2, 3, 8} <= found
 
 
+def test_a_loop_without_memory_goes_on_once_there_is_some(tmp_path: Path) -> None:
+    save_file({f"layers.{n}.up": torch.full((50_000,), n) for n in range(8)}, tmp_path / "m.safetensors")
+    opened = tb.Tensors.open(tmp_path / "m.safetensors")
+    # Room for two slots, and for one group more.
+    layers = tb.stream(opened, layer_of, keep=0, memory_limit=(10 << 20) + 3 * 410_000)
+    passing, held, errors = iter(layers), [], 0
+    while len(passing):
+        try:
+            held.append(next(passing))
+        except MemoryError:
+            errors += 1
+            held.pop(0)
+    assert errors == 5 and [layer.number for layer in held] == [5, 6, 7]
+
+
 def test_a_new_pass_ends_the_one_before(opened: tb.Tensors) -> None:
     layers = tb.stream(opened, layer_of)
     old = iter(layers)
