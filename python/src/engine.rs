@@ -173,10 +173,12 @@ impl State {
         }
     }
 
-    /// Returns the number of steps of the epoch under way, or of the `next` one.
-    pub(crate) fn steps(&self, plan: &Plan, next: u64) -> u64 {
+    /// Returns the number of steps of the epoch under way, or of the `next` one. If a thread `sends` batches ahead of the
+    /// loop, the epoch under way is that of `at`.
+    pub(crate) fn steps(&self, plan: &Plan, next: u64, sends: bool, at: Option<&Checkpoint>) -> u64 {
         let at = match &self.run {
-            Run::Running(epochs) => Some(epochs.checkpoint()),
+            _ if at.is_some() => at.cloned(),
+            Run::Running(epochs) if !sends => Some(epochs.checkpoint()),
             _ => self.own.again.as_ref().or(self.own.resume.as_ref()).cloned(),
         };
         at.map_or_else(

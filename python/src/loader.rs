@@ -263,11 +263,13 @@ impl Loader {
         Ok(())
     }
 
-    /// The number of steps of this rank in the epoch under way, or in the next one.
-    fn __len__(&self, py: Python<'_>) -> PyResult<usize> {
+    /// The number of steps of this rank in the epoch under way, or in the next one. ``sends``: batches are sent to a
+    /// device; ``at``: the position of a loop under way then.
+    fn _len(&self, py: Python<'_>, sends: bool, at: Option<&Position>) -> PyResult<usize> {
         self.shared.front.may_ask(py)?;
         let (plan, next) = (&self.plan.get().inner, self.shared.front.next_epoch.load(Ordering::Relaxed));
-        let found = self.shared.state.ask(py, |state| state.steps(plan, next));
+        let at = at.map(|at| &at.0);
+        let found = self.shared.state.ask(py, |state| state.steps(plan, next, sends, at));
         // In a forked process that cannot ask, what the plan alone tells.
         length(found.unwrap_or_else(|_| plan.steps(next)))
     }

@@ -240,6 +240,25 @@ def test_an_iteration_over_no_epoch_keeps_the_position(numbers: Numbers) -> None
     assert loader.state_dict()["step"] == 1
 
 
+def test_the_length_is_that_of_the_loops_epoch() -> None:
+    """It was that of the epoch that batches were sent ahead of."""
+    data = sets.Numbers(24)
+    plan = tb.Plan(data, [(2, 3), (5, 6)])
+    lengths: list[list[tuple[int, ...]]] = []
+    for device in (None, Late("side")):
+        loader = tb.Loader(data, plan, device=device)
+        lengths.append([])
+        for items in (loader.epochs(2), loader, loader.epoch(1)):
+            for batch in items:
+                time.sleep(0.01 if device else 0)  # the next ones are sent
+                lengths[-1].append((batch.epoch, batch.step, len(loader)))
+            lengths[-1].append((len(loader),))
+        loader.set_epoch(0)
+        next(iter(loader))
+        lengths[-1].append((len(loader),))
+    assert lengths[0] == lengths[1]
+
+
 def test_one_iteration_at_a_time(numbers: Numbers) -> None:
     loader = numbers(device=Late("side"))
     old = loader.epoch(0)

@@ -263,6 +263,10 @@ class Loader(_Loader, Generic[Made]):
         """
         return self._iterate(None)
 
+    def __len__(self) -> int:
+        """Return the number of steps of this rank in the epoch under way, or in the next one."""
+        return self._len(self._sender is not None, self._sender and self._sender.at())
+
     def _iterate(
         self, timeout: float | None, which: tuple[int, int] | None = None, single: bool = True
     ) -> _Batches[Made]:

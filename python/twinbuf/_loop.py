@@ -266,6 +266,11 @@ class Sender:
         # The last step: before it, Ctrl-C undoes all.
         loop._items = items
 
+    def at(self) -> Any:
+        """Return the position of a loop under way, None if there is none."""
+        items = self._items()
+        return None if items is None or items.is_closed else next(iter(self.place), None)
+
     def catch_up(self) -> None:
         """Wait for the device, as part of the use of the last batch. A forked child has no device."""
         if self._pid == os.getpid():
