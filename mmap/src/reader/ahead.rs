@@ -100,7 +100,7 @@ impl<D: Units> Ahead<D> {
         let window = &mut *window;
         let fresh = window.fresh;
         if before {
-            window.used = window.used.saturating_add(bytes);
+            window.used = window.used.saturating_add(counted(bytes));
         } else if !std::mem::take(&mut window.fresh) {
             return;
         }
@@ -204,6 +204,12 @@ impl<D: Units> Ahead<D> {
     }
 }
 
+/// The bytes that a unit counts for. One without bytes counts as a page: otherwise an endless list of such units would be
+/// taken without end, or millions of them for one read.
+const fn counted(bytes: u64) -> u64 {
+    if bytes == 0 { 4096 } else { bytes }
+}
+
 impl<U> Window<U> {
     fn new(units: Box<dyn Iterator<Item = U> + Send>) -> Self {
         Self {
@@ -225,8 +231,7 @@ impl<U> Window<U> {
     fn pull<D: Units<Unit = U>>(&mut self, until: u64, data: &D) -> Option<U> {
         let unit = self.rest.take().or_else(|| self.units.next())?;
         let (part, rest) = data.split(unit, until.saturating_sub(self.told));
-        // Count at least 1 byte. Otherwise an endless list of units without bytes would be taken without end.
-        self.told = self.told.saturating_add(data.size(&part).unwrap_or(0).max(1));
+        self.told = self.told.saturating_add(counted(data.size(&part).unwrap_or(0)));
         self.rest = rest;
         Some(part)
     }

@@ -6,6 +6,8 @@ mod body;
 
 use std::fmt::Display;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use crate::asked::write;
 use twinbuf_mmap::{Buffer, DType, Error, ReadMode, Reader, Tensor, Tensors};
@@ -29,6 +31,25 @@ fn refused(found: Result<Tensors, Error>, wanted: &str) {
     let message = error.to_string();
     let has = wanted.split('|').any(|wanted| message.contains(wanted));
     assert!(matches!(error, Error::Format { .. }) && has, "{error:?}");
+}
+
+#[test]
+fn few_groups_without_bytes_are_taken_ahead_of_a_read() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = write(folder.path(), "model.safetensors", &model(0, [("0.w", "F32", vec![0, 7], 0)]));
+    let groups = Tensors::open([&path]).unwrap().groups_by(|_| Some(0)).unwrap();
+    let reader = Reader::of_groups(groups, ReadMode::Auto, 0).unwrap();
+    let taken = Arc::new(AtomicUsize::new(0));
+    let counts = taken.clone();
+    reader.begin(std::iter::repeat_n(0, 1 << 20).inspect(move |_| {
+        counts.fetch_add(1, Relaxed);
+    }));
+    for _ in 0..100 {
+        assert_eq!(reader.read(&0, &mut []).unwrap(), 0);
+    }
+    // A page of the prefetch window for each.
+    let taken = taken.load(Relaxed);
+    assert!((100..=100 + (32 << 20) / 4096).contains(&taken), "{taken} groups");
 }
 
 #[test]
