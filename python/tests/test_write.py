@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+from collections import deque
 from pathlib import Path
 
 import numpy as np
@@ -113,6 +114,30 @@ def test_a_loop_waits_for_the_copy_before_the_last(tmp_path: Path, monkeypatch: 
         with pytest.raises(TypeError, match="found float64"):
             out.append(torch.zeros(1, 3, dtype=torch.float64))
     assert np.load(tmp_path / "x.npy").tolist() == [[n] * 3 for n in range(4)]
+
+
+def test_ctrl_c_in_a_copy_from_a_device_loses_no_other_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device, cuts = Late("side"), [3]
+    monkeypatch.setattr("twinbuf._write.home", lambda rows: device)
+
+    class Cut(deque):  # type: ignore[type-arg]
+        def append(self, sent: object) -> None:
+            if cuts and cuts.pop():
+                raise KeyboardInterrupt
+            super().append(sent)
+
+    with tb.Writer(tmp_path / "x.npy", "int64") as out:
+        for number in range(6):
+            tensor = device.empty_like(torch.empty(1, dtype=torch.int64))
+            device.copy(tensor, torch.tensor([number]))
+            if number == 3:
+                assert out._download is not None
+                out._download.late = Cut(out._download.late)
+            with contextlib.suppress(KeyboardInterrupt):
+                out.append(tensor)
+    assert np.load(tmp_path / "x.npy").tolist() == [0, 1, 2, 4, 5]
 
 
 def test_refused(tmp_path: Path) -> None:

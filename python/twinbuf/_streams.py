@@ -358,7 +358,9 @@ class Download:
         self._slots = deque([_Slot(streams.event()), _Slot(streams.event())])
 
     def place(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return room in the next slot, whose bytes are in ``late`` no more."""
+        """Return room in the slot whose bytes are in ``late`` no more."""
+        # Not in turn: Ctrl-C may have cut `send` off anywhere.
+        self._slots.rotate(any(copied is self._slots[0].copied for copied, _ in self.late))
         nbytes = tensor.numel() * tensor.element_size()
         host = self._slots[0].reserve(nbytes, self.streams)
         return host[:nbytes].view(tensor.dtype).view(tensor.shape)
@@ -376,7 +378,6 @@ class Download:
             self.streams.copy(place, rows)
         self.streams.keep(rows, self._side)
         copied = self._slots[0].copied = _after(self._side, self.streams)
-        self._slots.rotate()
         self.late.append((copied, filled))
 
 
