@@ -52,12 +52,19 @@ pub struct Breakdown {
 type Sink = Arc<Mutex<dyn FnMut(&str) + Send>>;
 
 struct Inner {
-    /// The start of each line: the names of the loaders.
-    name: String,
+    /// The names of the loaders. Each line begins with them.
+    names: Vec<String>,
     /// Every step whose number is a multiple of this is logged. 0: only the first steps are.
     every: u64,
     sink: Sink,
     table: Table,
+}
+
+impl Inner {
+    /// Returns the start of each line.
+    fn start(&self) -> String {
+        if self.names.is_empty() { String::new() } else { self.names.join(", ") + ": " }
+    }
 }
 
 impl Breakdown {
@@ -73,7 +80,7 @@ impl Breakdown {
     pub fn every(steps: u64) -> Self {
         // Do not use `eprintln`: it panics if the standard error is closed, which would end the training.
         let sink = Arc::new(Mutex::new(|line: &str| drop(writeln!(std::io::stderr(), "{line}"))));
-        let inner = Inner { name: String::new(), every: steps, sink, table: Table::default() };
+        let inner = Inner { names: Vec::new(), every: steps, sink, table: Table::default() };
         Self { on: Some(Arc::new(Mutex::new(inner))) }
     }
 
@@ -158,8 +165,8 @@ impl Breakdown {
     /// Begins each line with the name of a loader. If several loaders share the breakdown, it has all names.
     pub(crate) fn name(&self, loader: &str) {
         let Some(mut inner) = self.lock() else { return };
-        if !inner.name.split([',', ':']).any(|name| name.trim() == loader) {
-            inner.name = format!("{}{loader}: ", inner.name.replace(": ", ", "));
+        if !inner.names.iter().any(|name| name == loader) {
+            inner.names.push(loader.to_string());
         }
     }
 
@@ -169,15 +176,15 @@ impl Breakdown {
     }
 
     fn log(&self, line: &str) {
-        let on = self.lock().map(|inner| (inner.sink.clone(), inner.name.clone()));
-        let Some((sink, name)) = on else { return };
+        let on = self.lock().map(|inner| (inner.sink.clone(), inner.start()));
+        let Some((sink, start)) = on else { return };
         let mut sink = match sink.try_lock() {
             Ok(sink) => sink,
             // The sink panicked in an earlier call.
             Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
             Err(TryLockError::WouldBlock) => return,
         };
-        sink(&(name + line));
+        sink(&(start + line));
     }
 
     /// Locks the state. Do not call foreign code under this lock: it might call this breakdown, which takes the lock
@@ -192,7 +199,7 @@ impl Breakdown {
 impl fmt::Display for Breakdown {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Some(inner) = self.lock() else { return f.write_str("breakdown: off") };
-        let text = inner.name.clone() + &inner.table.summary();
+        let text = inner.start() + &inner.table.summary();
         drop(inner);
         f.write_str(&text)
     }

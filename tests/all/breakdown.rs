@@ -264,6 +264,20 @@ fn a_loader_counts_its_load_and_does_not_overlap() {
     }
 }
 
+/// A program that makes a loader for each epoch gives all of them one name.
+#[test]
+fn lines_have_each_name_once() {
+    let (breakdown, lines) = logged(0);
+    for name in ["run: 1, train", "train", "run: 1, train"] {
+        let dataset = Reads(8, RECORD, nothing);
+        let builder = Loader::builder(dataset, plan(8, 8)).name(name).breakdown(breakdown.clone());
+        drop(builder.build().unwrap());
+    }
+    breakdown.end_step();
+    let line = lines.lock().unwrap().pop().unwrap();
+    assert!(line.starts_with("run: 1, train, train: step 0:"), "{line}");
+}
+
 /// A program may train with one loader and validate with another.
 #[test]
 fn lines_name_their_loader() {
