@@ -29,7 +29,8 @@ class Report:
     wall
         ``wait`` and ``compute`` together.
     wait, compute
-        The times in which the loop waited for batches, and in which it used them.
+        The times in which the loop waited for batches, and in which it used them. Loops over another loader,
+        or over another `watch`, that the same thread begins and ends within one use are left out.
     load
         Time spent on loading, summed over all threads. Without overlap it is part of ``wait``.
     transfer
