@@ -288,12 +288,16 @@ fn calls_may_come_when_a_threads_local_data_are_gone() {
     assert!(ended.code == 0 && ended.violations.is_empty() && ended.end.is_some(), "{ended:#?}");
 }
 
-/// A stream's thread makes the copy, and holds the driver's lock.
+/// A copy to memory that is not for writing: a stream's thread makes it, and holds the driver's lock. A signal that was sent:
+/// no instruction runs again.
 #[test]
-fn a_copy_to_memory_that_is_not_for_writing_ends_the_program() {
+fn a_fault_that_is_not_the_guards_ends_the_program() {
     let workshop = Workshop::new("nowhere");
-    let ended = workshop.run(1, &workshop.compile("nowhere.c"), "");
-    assert_eq!(ended.code, 128 + 11, "SIGSEGV: {ended:#?}");
+    let program = workshop.compile("nowhere.c");
+    for how in ["copy", "sent"] {
+        let ended = workshop.run(1, &program, how);
+        assert_eq!(ended.code, 128 + 11, "{how}, SIGSEGV: {ended:#?}");
+    }
 }
 
 /// The guard needs a mapping of the process for each range of closed pages, and the kernel limits their number.

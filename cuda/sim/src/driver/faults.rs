@@ -38,14 +38,12 @@ fn install() {
 fn pass_on(signal: c_int, info: *mut SigInfo, context: *mut c_void, before: &OnceLock<SigAction>) {
     let Some(before) = before.get() else { return };
     if sys::NO_HANDLERS.contains(&before.handler) {
-        // There was no handler. After a fault, the default action ends the process when the instruction runs again. A
-        // breakpoint's instruction does not run again: its signal is sent once more.
+        // There was no handler. The signal is sent once more, for the default action: after a breakpoint, or if a program sent
+        // it, no instruction runs again that would do so.
         // SAFETY: the action is the one that the process had.
         unsafe { sys::sigaction(signal, before, null_mut()) };
-        if signal == sys::SIGTRAP {
-            // SAFETY: takes a plain value.
-            unsafe { sys::raise(signal) };
-        }
+        // SAFETY: takes a plain value.
+        unsafe { sys::raise(signal) };
         return;
     }
     // SAFETY: sigaction returned this handler for this signal. A handler without SA_SIGINFO takes only the signal
