@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::common::{RECORD, Reads, at, files, open, plan};
+use twinbuf::mmap::DType;
 use twinbuf::write::Writer;
 use twinbuf::{BatchIndices, BoxError, Checkpoint, Dataset, Error, Loader, Plan};
 
@@ -17,8 +18,8 @@ fn sequential() -> Plan {
     Plan::builder(STEPS * BATCH).batch(BATCH).build().unwrap()
 }
 
-/// Reads a byte less than a batch has.
-struct Short;
+/// Reads a byte less than a batch has. Its records have numbers of 4 bytes along this axis, if any.
+struct Short(Option<usize>);
 
 impl Dataset for Short {
     fn records(&self) -> u64 {
@@ -26,6 +27,9 @@ impl Dataset for Short {
     }
     fn record_bytes(&self) -> usize {
         RECORD
+    }
+    fn element(&self) -> Option<(DType, Vec<usize>)> {
+        self.0.map(|axis| (DType::F32, vec![axis]))
     }
     fn read(&mut self, _: &BatchIndices, out: &mut [u8]) -> Result<usize, BoxError> {
         Ok(out.len() - 1)
@@ -35,11 +39,20 @@ impl Dataset for Short {
 /// `promises` has errors at every step.
 #[test]
 fn a_short_read_is_an_error_with_both_lengths() {
-    let mut loader = Loader::builder(Short, sequential()).build().unwrap();
+    let mut loader = Loader::builder(Short(None), sequential()).build().unwrap();
     for epoch in 0..2 {
         let error = loader.epoch(epoch).next().unwrap().unwrap_err();
         let Error::Length { at: place, wanted, found } = error else { panic!("{error:?}") };
         assert_eq!((place, wanted, found), (at(epoch, 0), BATCH_BYTES, BATCH_BYTES - 1));
+    }
+}
+
+#[test]
+fn an_element_and_shape_that_do_not_make_the_record_are_refused() {
+    assert!(Loader::builder(Short(Some(RECORD / 4)), sequential()).build().is_ok());
+    for axis in [0, 1, RECORD / 4 - 1, RECORD, usize::MAX] {
+        let error = Loader::builder(Short(Some(axis)), sequential()).build().unwrap_err();
+        assert!(matches!(error, Error::Option { option: "dataset", .. }), "{axis}: {error:?}");
     }
 }
 
