@@ -154,8 +154,7 @@ impl WriterBuilder {
         // The smallest shard of whole rows in whole blocks: the least common multiple of a row and 2^12 bytes.
         let whole = (row as u64).wrapping_mul(BLOCK as u64 >> row.trailing_zeros().min(12));
         self.shard_bytes = shard.map(|bytes| bytes - bytes.checked_rem(whole).unwrap_or(bytes));
-        // numpy has at most 64 axes: those of a row, and one more.
-        let named = self.dtype.is_none() || self.shape.len() < 64 && self.header(u64::MAX).is_some();
+        let named = self.dtype.is_none() || self.header(u64::MAX).is_some();
         let fits = path.file_name().is_some_and(|name| match shard {
             // Without what is behind the name: a link to nothing has the name, too.
             Some(_) => path.with_file_name(name).symlink_metadata().is_err(),
@@ -201,7 +200,9 @@ impl WriterBuilder {
     /// Returns the header of an array of `rows` rows as numpy writes it (`numpy.lib.format`), but `BLOCK` bytes wide.
     /// `None` if numpy has no name for the type, or if the shape does not fit.
     fn header(&self, rows: u64) -> Option<Vec<u8>> {
-        let (name, size) = (self.dtype?.to_string(), self.dtype?.size());
+        // numpy has at most 64 axes: those of a row, and that of the rows.
+        let dtype = self.dtype.filter(|_| self.shape.len() < 64)?;
+        let (name, size) = (dtype.to_string(), dtype.size());
         let kind = name.get(..1).filter(|_| !name.contains("bf") && !name.contains("f8"))?;
         let order = if size == 1 { '|' } else { '<' };
         let axes: String = self.shape.iter().map(|axis| format!(" {axis},")).collect();
