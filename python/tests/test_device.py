@@ -245,12 +245,19 @@ def test_the_length_is_that_of_the_loops_epoch() -> None:
     data = sets.Numbers(24)
     plan = tb.Plan(data, [(2, 3), (5, 6)])
     lengths: list[list[tuple[int, ...]]] = []
+
+    def sent(loader: tb.Loader[tb.Batch]) -> tuple[int, ...]:
+        position = json.loads(loader._position().text())
+        return position["epoch"], position["step"]
+
     for device in (None, Late("side")):
         loader = tb.Loader(data, plan, device=device)
         lengths.append([])
         for items in (loader.epochs(2), loader, loader.epoch(1)):
             for batch in items:
-                time.sleep(0.01 if device else 0)  # the next ones are sent
+                following = lengths[0][len(lengths[1]) + 1] if device else ()
+                while len(following) == 3 and sent(loader) <= following[:2]:
+                    time.sleep(0.001)
                 lengths[-1].append((batch.epoch, batch.step, len(loader)))
             lengths[-1].append((len(loader),))
         loader.set_epoch(0)
