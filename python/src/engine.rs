@@ -173,8 +173,8 @@ impl State {
         }
     }
 
-    /// Returns the number of steps of the epoch under way, or of the `next` one. If a thread `sends` batches ahead of the
-    /// loop, the epoch under way is that of `at`.
+    /// Returns the number of steps of the epoch under way, or of the `next` one. The position of the loop, `at`, says which
+    /// epoch is under way if a thread `sends` batches ahead of the loop: this state is then that of the thread.
     pub(crate) fn steps(&self, plan: &Plan, next: u64, sends: bool, at: Option<&Checkpoint>) -> u64 {
         let at = match &self.run {
             _ if at.is_some() => at.cloned(),

@@ -225,8 +225,8 @@ impl Loader {
         Ok(Epochs { batches, loader, epochs, single, all: OnceLock::new(), received: AtomicU64::new(0) })
     }
 
-    /// End the iteration under way, and refuse others if the program ``closes`` the loader. ``at``: the position of the loop,
-    /// which the batches that were sent to a device are ahead of.
+    /// End the iteration under way. If the program ``closes`` the loader, refuse others. With a device, batches are sent
+    /// ahead of the loop: ``at`` is the position of the loop, which ``state_dict`` then returns.
     fn _end_iteration(&self, py: Python<'_>, closes: bool, at: Option<&Position>) {
         self.shared.state.with(py, |state| {
             state.end_iteration(closes);
@@ -263,8 +263,8 @@ impl Loader {
         Ok(())
     }
 
-    /// The number of steps of this rank in the epoch under way, or in the next one. ``sends``: batches are sent to a
-    /// device; ``at``: the position of a loop under way then.
+    /// The number of steps of this rank in the epoch under way, or in the next one. ``sends`` tells whether batches are sent
+    /// to a device ahead of the loop. If so and a loop is under way, ``at`` is its position.
     fn _len(&self, py: Python<'_>, sends: bool, at: Option<&Position>) -> PyResult<usize> {
         self.shared.front.may_ask(py)?;
         let (plan, next) = (&self.plan.get().inner, self.shared.front.next_epoch.load(Ordering::Relaxed));

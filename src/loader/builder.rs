@@ -348,8 +348,7 @@ impl<B: Backend> LoaderBuilder<B> {
         let counted = files.clone();
         let add_reads = Box::new(move |mut report: Report| {
             report.workers_with_overlap = own.workers;
-            (report.needs_clones, report.limited) = (workers + helpers == 1, limited);
-            report.helps = helps;
+            (report.needs_clones, report.helps, report.limited) = (workers + helpers == 1, helps, limited);
             report.with_reading(&counted)
         });
         let any = |reader| Box::new(reader) as AnySource<B::Ring<Records>>;

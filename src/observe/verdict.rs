@@ -68,7 +68,7 @@ impl<'r> Sums<'r> {
             report,
             first: (first.busy + first.waiting).as_secs_f64(),
             start,
-            // A wait that goes on is not counted yet.
+            // `parts` counts a start when its wait ends. A first wait that still lasts is one start.
             starts: parts.starts.saturating_sub(first_steps).max(1),
             batches: report.batches.saturating_sub(first_steps),
             wall,

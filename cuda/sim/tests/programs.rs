@@ -28,19 +28,10 @@ impl Workshop {
     fn compile(&self, source: &str) -> PathBuf {
         let from = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/programs").join(source);
         let to = self.0.join(from.file_stem().unwrap());
-        let flags = [
-            "-std=gnu17",
-            "-Wall",
-            "-Wextra",
-            "-Werror",
-            "-Wno-unused-function",
-            "-O0",
-            "-g",
-            "-pthread",
-            "-lcuda",
-        ];
+        let flags =
+            ["-std=gnu17", "-Wall", "-Wextra", "-Werror", "-Wno-unused-function", "-O0", "-g", "-lcuda"];
         let mut cc = Command::new("cc");
-        cc.arg(&from).arg("-o").arg(&to).arg("-L").arg(&self.0).args(flags);
+        cc.arg(&from).arg("-pthread").arg("-o").arg(&to).arg("-L").arg(&self.0).args(flags);
         assert!(cc.status().unwrap().success(), "{cc:?}");
         to
     }

@@ -323,7 +323,7 @@ fn on_copied_by_hand_may_commit_and_drop_slots() {
 #[test]
 fn each_copy_has_its_own_time_though_there_are_more_host_slots_than_device_slots() {
     must_end(|| {
-        // Of so many slots, one is committed.
+        // The caller commits every `of`-th slot and drops the others.
         for (host_depth, device_depth, of) in
             [(8, 1, 1), (8, 3, 1), (3, 2, 1), (1, 8, 1), (3, 2, 2), (8, 3, 3)]
         {
