@@ -21,6 +21,9 @@ use crate::observe::log::{Event, Place, What};
 use crate::observe::trace::Track;
 use crate::sync::{Mutex, lock};
 
+/// How often a caller without overlap looks for what a driver has filled.
+const LOOK_AGAIN: Duration = Duration::from_millis(1);
+
 /// The backend that copies batches and groups to a CUDA device.
 #[derive(Clone, Debug)]
 pub struct Cuda {
@@ -180,6 +183,16 @@ impl<U: Send + 'static> Sides<U, ReservedSlot<Header<U>>, Lease<Header<U>>> for 
         let batches = &mut side.batches;
         let found = match waiting {
             Waiting::Try => batches.try_recv(),
+            // Nothing wakes this thread when a driver has filled the slot, or when a lease of it is dropped.
+            Waiting::Until(deadline) if side.inline => loop {
+                let rest = deadline.saturating_duration_since(Instant::now());
+                match batches.try_recv() {
+                    Err(CudaError::Empty | CudaError::SlotHeld { .. }) if !rest.is_zero() => {
+                        std::thread::sleep(LOOK_AGAIN.min(rest));
+                    }
+                    found => break found,
+                }
+            },
             Waiting::Until(deadline) => batches.recv_deadline(*deadline),
             Waiting::Poll(cx) => match batches.poll_recv(cx) {
                 Poll::Ready(found) => found,

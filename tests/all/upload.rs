@@ -4,6 +4,7 @@ use std::ops::Range;
 use std::sync::{Arc, mpsc};
 use std::task::{Context, Poll, Waker};
 use std::thread;
+use std::time::{Duration, Instant};
 
 use crate::common::{
     Gated, RECORD, Reads, at, batches, files, is_dropped_by_a_waker, modes, open, plan, record,
@@ -72,6 +73,32 @@ fn without_overlap_the_caller_drives() {
     drop(worker);
     loader.close().unwrap();
     drop(stream);
+    is_clean(&sim, ctx);
+}
+
+/// Nothing wakes the caller: neither a driver that has filled the slot, nor the drop of the lease in it.
+#[test]
+fn without_overlap_a_caller_waits_its_time_for_a_driver_and_for_a_slot() {
+    const TIME: Duration = Duration::from_millis(20);
+    let (_dir, paths) = files(&[30]);
+    let (sim, ctx) = start(8);
+    let builder = Loader::builder(open(&paths), plan(30, 7)).overlap(false).driven().held_timeout(TIME);
+    let mut loader = builder.cuda(ctx.clone()).device_depth(1).build().unwrap();
+    let mut worker = loader.driven().remove(0);
+    let mut epoch = loader.epoch(2);
+    let began = Instant::now();
+    assert!(epoch.next_timeout(TIME).is_pending() && began.elapsed() >= TIME, "nobody fills the slot");
+    let first = thread::scope(|scope| {
+        scope.spawn(|| assert_eq!(worker.try_next(), Poll::Ready(false)));
+        epoch.next_timeout(Duration::from_secs(300))
+    });
+    let Poll::Ready(Some(Ok(first))) = first else { panic!("{first:?}") };
+    let began = Instant::now();
+    let error = epoch.next().unwrap().unwrap_err();
+    assert!(matches!(error, Error::SlotHeld { option: "device_depth", slots: 1, .. }), "{error}");
+    assert!(began.elapsed() >= TIME, "another thread may drop it meanwhile");
+    drop((first, epoch, worker));
+    loader.close().unwrap();
     is_clean(&sim, ctx);
 }
 
