@@ -18,8 +18,8 @@ use crate::error::{BoxError, Error};
 /// panics. A panic of its drop is an error of [`close`](crate::Loader::close). If the drops of two data sets or
 /// transforms of one worker panic, the process aborts.
 ///
-/// In a [driven](crate::loader::LoaderBuilder::driven) loader, a panic of a load reaches the driver, and the epoch ends
-/// with [`Error::Load`](crate::Error::Load). A panic of its drop reaches whoever drops the worker.
+/// In a [driven](crate::loader::LoaderBuilder::driven) loader, a panic of a load also reaches the driver. A panic of its
+/// drop reaches whoever drops the worker.
 ///
 /// # Examples
 ///

@@ -1,5 +1,6 @@
 //! Helpers for threads: values that must not be dropped in a forked process, thread names, and panic messages.
 
+use std::any::Any;
 use std::mem;
 use std::ops::{Deref, DerefMut};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -70,11 +71,15 @@ pub(crate) fn name(loader: Option<&str>, row: &str) -> String {
 /// Runs foreign code, a drop for example. Returns the message of its panic.
 pub(crate) fn caught<T>(call: impl FnOnce() -> T) -> Result<T, String> {
     catch_unwind(AssertUnwindSafe(call)).map_err(|panic| {
-        let owned = panic.downcast_ref::<String>().map(String::as_str);
-        let text = panic.downcast_ref::<&str>().copied().or(owned);
-        let message = text.unwrap_or("(a panic without a message)").to_string();
+        let message = message(&*panic);
         // The drop of the panic's value is foreign code too. If that panics, leak the value of that panic.
         let _ = catch_unwind(AssertUnwindSafe(|| drop(panic))).map_err(mem::forget);
         message
     })
+}
+
+/// Returns the message of a panic.
+pub(crate) fn message(panic: &(dyn Any + Send)) -> String {
+    let owned = panic.downcast_ref::<String>().map(String::as_str);
+    panic.downcast_ref::<&str>().copied().or(owned).unwrap_or("(a panic without a message)").to_string()
 }

@@ -359,8 +359,8 @@ impl Iterator for Order {
 /// The iterator returns every batch before the one that failed, then one error, and then ends.
 ///
 /// - [`Error::Load`]: the data set returned an error, or the files could not be read. In a
-///   [driven](crate::loader::LoaderBuilder::driven) loader also: a load panicked, a worker was dropped during one, or
-///   no driver has taken the workers.
+///   [driven](crate::loader::LoaderBuilder::driven) loader also: a worker was dropped during a load, or no driver has
+///   taken the workers.
 /// - [`Error::Length`]: the data set read a wrong number of bytes.
 /// - [`Error::Field`]: the data set gave a wrong number of lengths.
 /// - [`Error::Transform`]: a transform returned an error, or a record of a wrong length.

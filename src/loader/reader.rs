@@ -5,6 +5,7 @@
 
 use std::io;
 use std::ops::DerefMut;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 use std::task::Poll;
 use std::time::Instant;
@@ -18,6 +19,7 @@ use crate::dataset::Dataset;
 use crate::error::{BoxError, Error};
 use crate::pipe::memory::{Backend, Host};
 use crate::pipe::{self, Content, Filling, Source};
+use crate::thread::message;
 use crate::transform::{Context, RecordTransform, RecordType};
 
 /// The source of a loader's pipe: reads all fields of a batch.
@@ -248,7 +250,7 @@ impl<B: Backend> Driven<B> {
     ///
     /// # Panics
     ///
-    /// If a data set or a transform panics. The caller then receives [`Error::Load`] in place of the batch.
+    /// If a data set or a transform panics. The caller then receives [`Error::Panicked`] in place of the batch.
     #[expect(clippy::should_implement_trait, reason = "there are no items")]
     pub fn next(&mut self) -> bool {
         let Self { worker, reader, progress } = self;
@@ -294,7 +296,15 @@ fn is_put_off<B: Backend>(
     let (records, slot, mut at) = fill.parts();
     // If this panics, the next fill begins anew.
     let mut progress = mem::take(kept);
-    let filled = reader.go_on(&mut progress, records, slot, &mut at);
+    let filled = catch_unwind(AssertUnwindSafe(|| reader.go_on(&mut progress, records, slot, &mut at)));
+    let filled = match filled {
+        Ok(filled) => filled,
+        Err(panic) => {
+            let (at, who) = (at.at(), *at.who);
+            fill.fail(Error::Panicked { at, who, message: message(&*panic) });
+            resume_unwind(panic);
+        }
+    };
     let source = match &filled {
         Err(Error::Load { source, .. } | Error::Transform { source, .. }) => {
             source.downcast_ref::<io::Error>()

@@ -55,7 +55,7 @@ pub struct Filling<'f> {
     naming: &'f Naming,
     pub(crate) times: &'f mut LoadTimes,
     /// Whose code runs: an error names it after a panic.
-    who: &'f mut &'static str,
+    pub(crate) who: &'f mut &'static str,
     /// `None` if the caller fills the slot.
     doing: Option<&'f Mutex<Option<Doing>>>,
 }

@@ -335,6 +335,24 @@ fn a_thread_does_not_wait_for_what_was_put_off() {
 }
 
 #[test]
+fn a_panic_reaches_the_driver_and_is_named_to_the_caller() {
+    for who in ["data set", "transform"] {
+        let read = move |_: &BatchIndices, _: &mut [u8]| {
+            assert!(who == "transform", "cursed");
+            Ok(())
+        };
+        let transform = per_record(8, |_, _, _| panic!("cursed"));
+        let builder = Loader::builder(Reads(8, 8, read), plan(8, 8)).transform(transform);
+        let mut loader = builder.driven().build().unwrap();
+        let mut worker = loader.driven().remove(0);
+        let driver = thread::spawn(move || worker.next());
+        let error = loader.epoch(0).next().unwrap().unwrap_err();
+        assert_eq!(error.to_string(), format!("epoch 0, step 0: the {who} panicked: cursed"));
+        assert!(driver.join().is_err(), "{who}");
+    }
+}
+
+#[test]
 fn a_slot_that_is_leaked_gets_new_memory() {
     let builder = Loader::builder(numbers_put_off(true), plan(103, 10)).driven().depth(2);
     let mut loader = builder.build().unwrap();
