@@ -278,7 +278,7 @@ impl<B: Backend> TensorStream<B> {
         (self.passes, self.at) = (pass + 1, 0);
         let flowing = mem::take(&mut self.flowing);
         // Until all kept groups have been read once, every group comes through a slot, kept ones too.
-        self.whole = !flowing && !self.schedule.is_read();
+        self.whole = !self.schedule.is_read();
         if !flowing && self.failed.is_none() {
             self.begin(pass);
         }
