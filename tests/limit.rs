@@ -6,10 +6,10 @@ mod common;
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::ptr::NonNull;
 
-use common::Reads;
+use common::{Reads, in_order};
 use twinbuf::loader::{LoaderBuilder, MemoryLimit};
 use twinbuf::mmap::Buffer;
-use twinbuf::{Batch, BatchIndices, Error, Loader, Plan};
+use twinbuf::{Batch, BatchIndices, Error, Loader};
 
 const BATCH: usize = 4 << 20;
 const LIMIT: u64 = 16 << 20;
@@ -20,7 +20,7 @@ fn ones() -> LoaderBuilder {
         out.fill(1);
         Ok(())
     };
-    Loader::builder(Reads(64, 1 << 20, read), Plan::builder(64).batch(4).build().unwrap())
+    Loader::builder(Reads(64, 1 << 20, read), in_order(64, 4))
 }
 
 /// Resident bytes of this process.

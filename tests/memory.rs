@@ -2,11 +2,11 @@
 
 mod common;
 
-use common::{RECORD, files, modes, open, plan};
+use common::{RECORD, files, in_order, modes, open, plan};
 use twinbuf::loader::MemoryLimit;
 use twinbuf::mmap::Reader;
 use twinbuf::transform::Convert;
-use twinbuf::{Error, Loader, Plan};
+use twinbuf::{Error, Loader};
 
 #[test]
 fn a_loader_that_does_not_fit_its_limit_is_refused_with_the_sum() {
@@ -50,7 +50,7 @@ fn what_reads_need_beside_the_slots_counts_without_hints() {
 #[test]
 fn one_limit_for_several_loaders() {
     let (_dir, paths) = files(&[40]);
-    let plan = Plan::builder(40).batch(8).build().unwrap();
+    let plan = in_order(40, 8);
     let slots = 2 * 8 * RECORD as u64;
     let limit = MemoryLimit::new(2 * slots + 1);
     let build = || Loader::builder(open(&paths), plan.clone()).depth(2).memory_limit(&limit).build();

@@ -7,9 +7,9 @@ mod common;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::mpsc::channel;
 
-use common::Gated;
+use common::{Gated, in_order};
+use twinbuf::Loader;
 use twinbuf::loader::LoaderBuilder;
-use twinbuf::{Loader, Plan};
 
 #[test]
 fn signals_during_a_wait_neither_end_it_nor_lose_a_batch() {
@@ -26,8 +26,7 @@ fn signals_during_a_wait_neither_end_it_nor_lose_a_batch() {
     let caller = unsafe { libc::pthread_self() };
 
     let (open, gate) = channel();
-    let mut loader =
-        Loader::builder(Gated(gate), Plan::builder(4).batch(1).build().unwrap()).build().unwrap();
+    let mut loader = Loader::builder(Gated(gate), in_order(4, 1)).build().unwrap();
     let done = AtomicBool::new(false);
     std::thread::scope(|scope| {
         scope.spawn(|| {
@@ -61,7 +60,7 @@ fn thread_names() -> Vec<String> {
 fn threads_have_the_name_of_their_loader() {
     let build = |name: Option<&str>| {
         let (open, gate) = channel();
-        let builder = Loader::builder(Gated(gate), Plan::builder(4).batch(1).build().unwrap());
+        let builder = Loader::builder(Gated(gate), in_order(4, 1));
         let mut loader = name.into_iter().fold(builder, LoaderBuilder::name).build().unwrap();
         // A thread sets its name before it reads.
         let epoch = loader.epoch(0);

@@ -9,7 +9,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use tempfile::TempDir;
+use common::{folder, names};
 use twinbuf::mmap::{Cut, DType, files};
 use twinbuf::write::{Failure, Writer, WriterBuilder};
 use twinbuf::{BoxError, Error, Plan, Records};
@@ -35,10 +35,6 @@ impl Draws {
     }
 }
 
-fn folder() -> TempDir {
-    tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap()
-}
-
 fn sharded(builder: WriterBuilder, bytes: Option<u64>) -> WriterBuilder {
     bytes.into_iter().fold(builder, WriterBuilder::shard_bytes)
 }
@@ -46,14 +42,6 @@ fn sharded(builder: WriterBuilder, bytes: Option<u64>) -> WriterBuilder {
 fn failure(error: Error) -> Failure {
     let Error::Write(failure) = error else { panic!("{error:?}") };
     failure
-}
-
-/// The names in a folder, sorted.
-fn names(folder: &Path) -> Vec<String> {
-    let entries = fs::read_dir(folder).unwrap();
-    let mut names: Vec<_> = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
-    names.sort();
-    names
 }
 
 /// A target and its rows.

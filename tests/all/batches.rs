@@ -6,10 +6,11 @@ use std::task::Poll;
 use std::time::Duration;
 
 use crate::common::{
-    Gated, RECORD, Reads, batches, files, modes, more_than_memory, nothing, open, plan, record,
+    Gated, RECORD, Reads, batches, files, in_order, modes, more_than_memory, nothing, open, plan, record,
+    until,
 };
 use twinbuf::loader::LoaderBuilder;
-use twinbuf::{Error, Loader, Plan};
+use twinbuf::{Error, Loader};
 
 #[test]
 fn the_same_bytes_in_every_configuration() {
@@ -84,8 +85,7 @@ fn every_batch_can_be_kept_in_memory_of_its_own() {
 fn the_next_epoch_is_read_during_the_last_step_of_this_one() {
     for depth in [2, 3] {
         let (open, gate) = channel();
-        let plan = Plan::builder(8).batch(4).build().unwrap();
-        let mut loader = Loader::builder(Gated(gate), plan).depth(depth).build().unwrap();
+        let mut loader = Loader::builder(Gated(gate), in_order(8, 4)).depth(depth).build().unwrap();
         (0..8).for_each(|_| open.send(()).unwrap());
         let mut epochs = loader.epochs(3..6);
         assert_eq!(epochs.size_hint(), (1, Some(6)));
@@ -94,9 +94,7 @@ fn the_next_epoch_is_read_during_the_last_step_of_this_one() {
             assert_eq!((batch.epoch(), batch.step()), (3 + i / 2, i % 2), "depth {depth}");
             // The last batch of an epoch is in use; those of the next one fill the other slots.
             let ahead = (i + depth as u64).min(6);
-            while epochs.report().loads < ahead {
-                std::thread::yield_now();
-            }
+            until(|| epochs.report().loads >= ahead);
         }
         assert!(epochs.next().is_none() && epochs.next().is_none());
         drop(epochs);
@@ -137,9 +135,8 @@ fn options_that_cannot_work_are_refused() {
 
     // Some systems grant any memory that has an address. These slots must be refused, not abort.
     let records = 1 << 39;
-    let data = Reads(records, RECORD, nothing);
-    let plan = Plan::builder(records).batch(records).build().unwrap();
-    let (option, _, found) = refused(Loader::builder(data, plan).depth(8));
+    let builder = Loader::builder(Reads(records, RECORD, nothing), in_order(records, records));
+    let (option, _, found) = refused(builder.depth(8));
     let slots = "2251799813685248 bytes: 8 host slots of 549755813888 records of 512 bytes";
     assert_eq!((option, &*found), ("depth", slots));
 }

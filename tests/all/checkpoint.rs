@@ -4,12 +4,11 @@ use std::io::{Read, Write};
 use std::process::{Child, Command, Stdio};
 use std::thread;
 
-use crate::common::{Reads, nothing};
-use twinbuf::{Checkpoint, Error, Loader, Plan};
+use crate::common::{Reads, folder, in_order, names, nothing};
+use twinbuf::{Checkpoint, Error, Loader};
 
 fn checkpoint() -> Checkpoint {
-    let plan = Plan::builder(64).batch(8).build().unwrap();
-    let mut loader = Loader::builder(Reads(64, 4, nothing), plan).build().unwrap();
+    let mut loader = Loader::builder(Reads(64, 4, nothing), in_order(64, 8)).build().unwrap();
     loader.epoch(0).next().unwrap().unwrap().checkpoint()
 }
 
@@ -44,7 +43,7 @@ fn saver() {
 fn a_file_that_is_saved_by_many_and_killed_always_loads() {
     let kills: usize = std::env::var("TWINBUF_TEST_KILLS")
         .map_or_else(|_| twinbuf_testing::extent(5, 20), |kills| kills.parse().unwrap());
-    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let folder = folder();
     let path = folder.path().join("checkpoint.json");
     let expected = checkpoint();
     let spawn = || -> Child {
@@ -68,9 +67,11 @@ fn a_file_that_is_saved_by_many_and_killed_always_loads() {
         assert_eq!(found, expected, "kill {kill}");
     }
     expected.save(&path).unwrap();
-    let names: Vec<_> =
-        std::fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
-    assert_eq!(names, ["checkpoint.json"], "what the killed ones left is removed by the next save");
+    assert_eq!(
+        names(folder.path()),
+        ["checkpoint.json"],
+        "what the killed ones left is removed by the next save"
+    );
 }
 
 #[test]

@@ -4,7 +4,7 @@
 
 use std::collections::BTreeSet;
 
-use crate::common::{RECORD, Reads, files, numbers, open, saved};
+use crate::common::{RECORD, Reads, files, in_order, numbers, open, saved};
 use twinbuf::loader::Epochs;
 use twinbuf::{Checkpoint, Error, LastBatch, Loader, Plan, Shuffle};
 use twinbuf_testing::Random;
@@ -282,14 +282,12 @@ fn another_schedule_continues_with_the_steps_of_the_training() {
 
 #[test]
 fn steps_after_a_loss_spike_are_skipped() {
-    let plan = Plan::builder(40).batch(4).build().unwrap();
-    let build = || Loader::builder(Reads(40, 8, numbers), plan.clone()).build().unwrap();
-    let mut loader = build();
+    let build = |batch| Loader::builder(Reads(40, 8, numbers), in_order(40, batch)).build().unwrap();
+    let mut loader = build(4);
     assert_eq!(loader.epoch(0).take(3).count(), 3);
     let checkpoint = loader.checkpoint();
     // An epoch that was started with another batch size.
-    let mut large =
-        Loader::builder(Reads(40, 8, numbers), Plan::builder(40).batch(7).build().unwrap()).build().unwrap();
+    let mut large = build(7);
     let mut left = large.epochs_from(&checkpoint.with_step(4), 1).unwrap();
     assert_eq!(left.next().unwrap().unwrap().cast::<u64>().unwrap(), (16..23).collect::<Vec<u64>>());
     let skipped = saved(&left.checkpoint().with_step(6));
@@ -297,7 +295,7 @@ fn steps_after_a_loss_spike_are_skipped() {
     let next = large.epochs_from(&skipped, 1).unwrap().next().unwrap().unwrap();
     assert_eq!(next.cast::<u64>().unwrap(), (30..37).collect::<Vec<u64>>());
     // The start of any training.
-    let mut loader = build();
+    let mut loader = build(4);
     let skipped = saved(&Checkpoint::start().with_step(4));
     assert_eq!(loader.epochs_from(&skipped, 1).unwrap().count(), 6);
 }
@@ -305,8 +303,7 @@ fn steps_after_a_loss_spike_are_skipped() {
 #[test]
 fn a_past_that_cannot_be_is_refused() {
     let (_dir, paths) = files(&[40]);
-    let plan = Plan::builder(40).batch(4).build().unwrap();
-    let mut loader = Loader::builder(open(&paths), plan).build().unwrap();
+    let mut loader = Loader::builder(open(&paths), in_order(40, 4)).build().unwrap();
     assert_eq!(loader.epoch(0).take(5).count(), 5);
     let good = serde_json::to_value(loader.checkpoint()).unwrap();
     assert_eq!(good["record_bytes"], RECORD);

@@ -2,7 +2,7 @@
 
 #[test]
 fn the_pictures_are_the_same_with_any_number_of_threads() {
-    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let folder = crate::common::folder();
     let run = |variables: &[(&str, &str)]| {
         let mut command = crate::common::example("decode");
         let output = command.arg(folder.path()).envs(variables.iter().copied()).output().unwrap();

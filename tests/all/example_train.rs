@@ -5,13 +5,11 @@ use std::process::Output;
 
 use serde_json::Value;
 
+use crate::common::folder;
+
 /// Runs the example in this folder with these arguments, which have no spaces.
 fn train(folder: &Path, arguments: &str) -> Output {
     crate::common::example("train").args(arguments.split(' ')).current_dir(folder).output().unwrap()
-}
-
-fn folder() -> tempfile::TempDir {
-    tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap()
 }
 
 fn data(folder: &Path, bytes: usize) {

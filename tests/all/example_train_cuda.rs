@@ -23,14 +23,9 @@ fn without_a_driver_it_says_so_in_one_line() {
 
 #[test]
 fn with_a_driver_every_run_reads_the_same_batches() {
-    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let bytes = (0..300 << 10_u32).map(|i: u32| (i.wrapping_mul(i) >> 7).to_le_bytes()[0]);
+    let (folder, data) = crate::common::written("data.bin", bytes);
     twinbuf_cuda_sim::install(folder.path()).unwrap();
-    let data = folder.path().join("data.bin");
-    std::fs::write(
-        &data,
-        (0..300 << 10_u32).map(|i: u32| (i.wrapping_mul(i) >> 7).to_le_bytes()[0]).collect::<Vec<u8>>(),
-    )
-    .unwrap();
     let data = data.to_str().unwrap();
     let arguments = ["--data", data, "--batch", "32", "--rounds", "2", "--compute-ms", "0"];
     let output = train(&arguments, Some(folder.path()));

@@ -3,9 +3,8 @@
 use std::fs::OpenOptions;
 use std::io;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
-use crate::common::{RECORD, Reads, at, files, open, plan};
+use crate::common::{RECORD, Reads, at, files, in_order, open, plan, until, yield_often};
 use twinbuf::mmap::DType;
 use twinbuf::write::Writer;
 use twinbuf::{BatchIndices, BoxError, Checkpoint, Dataset, Error, Loader, Plan};
@@ -15,7 +14,7 @@ const BATCH: u64 = 4;
 const BATCH_BYTES: usize = 4 * RECORD;
 
 fn sequential() -> Plan {
-    Plan::builder(STEPS * BATCH).batch(BATCH).build().unwrap()
+    in_order(STEPS * BATCH, BATCH)
 }
 
 /// Reads a byte less than a batch has. Its records have numbers of 4 bytes along this axis, if any.
@@ -101,17 +100,8 @@ fn a_caller_that_stops_receiving_stops_the_reading_and_can_leave() {
             let kept = keep.then_some(first);
             // As many as there are slots, plus one if the caller's slot is free again.
             let most = depth as u64 + u64::from(!keep);
-            while epoch.report().loads < most {
-                std::thread::yield_now();
-            }
-            // Only briefly: on a busy processor each call waits for everything else that runs there.
-            let began = Instant::now();
-            for _ in 0..1000 {
-                std::thread::yield_now();
-                if began.elapsed() > Duration::from_millis(20) {
-                    break;
-                }
-            }
+            until(|| epoch.report().loads >= most);
+            yield_often();
             assert_eq!(epoch.report().loads, most, "no further than the slots, depth {depth}, kept {keep}");
             drop((kept, epoch));
             drop(loader);
@@ -123,9 +113,7 @@ fn a_caller_that_stops_receiving_stops_the_reading_and_can_leave() {
 #[test]
 fn an_error_is_one_sentence_however_it_is_printed() {
     let (_dir, paths) = files(&[8]);
-    let data = open(&paths);
-    let plan = Plan::builder(8).batch(2).build().unwrap();
-    let mut loader = Loader::builder(data, plan).name("train").build().unwrap();
+    let mut loader = Loader::builder(open(&paths), in_order(8, 2)).name("train").build().unwrap();
     OpenOptions::new().write(true).open(&paths[0]).unwrap().set_len(3 * RECORD as u64).unwrap();
     let error = loader.epoch(0).find_map(Result::err).unwrap();
     let wanted = format!(

@@ -4,7 +4,7 @@
 
 use std::path::PathBuf;
 
-use crate::common::{RECORD, files, open, saved};
+use crate::common::{RECORD, files, in_order, open, saved, written};
 use tempfile::TempDir;
 use twinbuf::mmap::{Cut, DType};
 use twinbuf::transform::{Transform, per_record};
@@ -14,12 +14,10 @@ const RECORDS: u64 = 61;
 
 /// Images of three bytes, so the labels after them need a gap; and labels.
 fn pair() -> (TempDir, PathBuf, PathBuf) {
-    let dir = tempfile::tempdir().unwrap();
-    let (images, labels) = (dir.path().join("images.bin"), dir.path().join("labels.bin"));
-    std::fs::write(&images, (0..RECORDS).flat_map(|i| [i as u8, 100 + i as u8, 7]).collect::<Vec<u8>>())
-        .unwrap();
-    std::fs::write(&labels, (0..RECORDS).flat_map(|i| (i as i64 - 30).to_le_bytes()).collect::<Vec<u8>>())
-        .unwrap();
+    let (dir, images) = written("images.bin", (0..RECORDS).flat_map(|i| [i as u8, 100 + i as u8, 7]));
+    let labels = dir.path().join("labels.bin");
+    let numbers = (0..RECORDS).flat_map(|i| (i as i64 - 30).to_le_bytes());
+    std::fs::write(&labels, numbers.collect::<Vec<u8>>()).unwrap();
     (dir, images, labels)
 }
 
@@ -177,13 +175,11 @@ fn memory_is_that_of_all_fields() {
 
 #[test]
 fn numbers_are_what_the_files_hold() {
-    let dir = tempfile::tempdir().unwrap();
-    let path = dir.path().join("data.bin");
-    std::fs::write(&path, (0..64).flat_map(|i| f64::from(i).to_le_bytes()).collect::<Vec<u8>>()).unwrap();
+    let (_dir, path) = written("data.bin", (0..64).flat_map(|i| f64::from(i).to_le_bytes()));
     let first = |dtype| {
         let cut = Cut::Windows { rows: 4, stride: 4 };
         let data = Records::open_headerless([&path], dtype, cut).unwrap();
-        let plan = Plan::builder(data.len()).batch(2).build().unwrap();
+        let plan = in_order(data.len(), 2);
         Loader::builder(data, plan).build().unwrap().epoch(0).next().unwrap().unwrap()
     };
     let batch = first(DType::F64);
@@ -206,7 +202,7 @@ fn numbers_are_what_the_files_hold() {
     assert!(batch.cast::<i8>().is_err() && batch.cast::<u8>().is_ok());
     // Opened without a type.
     let data = Records::open([&path], 32).unwrap();
-    let plan = Plan::builder(data.len()).batch(2).build().unwrap();
+    let plan = in_order(data.len(), 2);
     let batch = Loader::builder(data, plan).build().unwrap().epoch(0).next().unwrap().unwrap();
     assert_eq!(batch.cast::<f64>().unwrap()[7], 7.0);
     assert_eq!(batch.cast::<[i64; 2]>().unwrap().len(), 4);

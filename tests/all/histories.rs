@@ -11,10 +11,10 @@ use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use twinbuf::pipe::{Front, Items};
-use twinbuf::{BatchIndices, BoxError, Error, Loader, Plan, generate};
+use twinbuf::{BatchIndices, BoxError, Error, Loader, generate};
 use twinbuf_testing::Random as Dice;
 
-use crate::common::{Reads, numbers};
+use crate::common::{Reads, in_order, numbers};
 
 fn histories(most: u64) -> u64 {
     std::env::var("TWINBUF_HISTORIES").map_or(most, |number| number.parse().unwrap())
@@ -38,7 +38,6 @@ fn ask<F: Front>(items: &mut Items<'_, F>, dice: &mut Dice) -> Option<Result<F::
 
 #[test]
 fn workers_give_the_plans_order_and_leave_batches_that_are_kept_alone() {
-    let plan = Plan::builder(60).build().unwrap();
     for seed in 0..histories(60) {
         let (mut dice, mut own) = (Dice(seed), Dice(!seed));
         let workers = 2 + dice.below(3) as usize;
@@ -49,7 +48,7 @@ fn workers_give_the_plans_order_and_leave_batches_that_are_kept_alone() {
             (0..turns).for_each(|_| std::thread::yield_now());
             numbers(batch, out)
         };
-        let builder = Loader::builder(Reads(60, 8, read), plan.clone()).workers(workers).depth(depth);
+        let builder = Loader::builder(Reads(60, 8, read), in_order(60, 1)).workers(workers).depth(depth);
         let mut loader = builder.build().unwrap();
         // The loader reuses slots in their order. This test keeps a batch until the loader needs its slot again, after as
         // many further batches as there are slots.

@@ -8,12 +8,9 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::thread::ThreadId;
 use std::time::{Duration, Instant};
 
-use crate::common::{Reads, Woken, more_than_memory};
+use crate::common::{LONG, Reads, busy, in_order, more_than_memory, until, woken};
 use twinbuf::pipe::{self, Content, Filling, Items, Pipe, Slots, Source};
-use twinbuf::{BatchIndices, BoxError, Error, Loader, Plan, generate};
-
-/// Longer than anything takes here. Only a failing test waits this long.
-const LONG: Duration = Duration::from_secs(300);
+use twinbuf::{BatchIndices, BoxError, Error, Loader, generate};
 
 /// Writes the unit, after yielding to other threads a few times; does what it is told at some units.
 #[derive(Clone, Default)]
@@ -165,9 +162,7 @@ fn close_tells_no_error_of_an_earlier_call() {
     let mut pipe = build(&source, 1, 3, true);
     let mut items = pipe.items(0..9);
     assert_eq!(*items.next().unwrap().unwrap(), 0);
-    while source.fills.load(Ordering::Relaxed) < 2 {
-        std::thread::yield_now(); // the unit that fails is started
-    }
+    until(|| source.fills.load(Ordering::Relaxed) >= 2); // the unit that fails is started
     drop(items);
     drop(pipe.items(10..12));
     pipe.close().unwrap();
@@ -216,9 +211,7 @@ fn a_fill_that_hangs_is_named_and_left_behind() {
     assert_eq!(reading.at.to_string(), "mine: epoch 0, step 0");
     assert!(!dropped.load(Ordering::Relaxed), "its thread has it");
     drop(open);
-    while !dropped.load(Ordering::Relaxed) {
-        std::thread::yield_now(); // it ends with its fill
-    }
+    until(|| dropped.load(Ordering::Relaxed)); // it ends with its fill
 }
 
 /// It takes a moment to wake them.
@@ -288,10 +281,9 @@ fn a_closed_pipe_forgets_the_task() {
         let drivers = pipe.driven();
         let mut items = pipe.items(0..9);
         let held = (items.next().unwrap().unwrap(), items.next().unwrap().unwrap());
-        let (wake, wakes) = channel();
-        let waker = Waker::from(Arc::new(Woken(AtomicU64::new(0), wake)));
+        let (woken, waker, wakes) = woken();
         assert!(items.poll_next(&mut Context::from_waker(&waker)).is_pending());
-        drop((held, waker, items));
+        drop((held, woken, waker, items));
         pipe.close().unwrap();
         // The last share of the waker goes with the last thread that has one.
         let mut next = Ok(());
@@ -405,9 +397,7 @@ fn a_worker_waits_from_the_callers_last_call_until_its_unit_is_granted() {
     let mut items = Items::lent(&mut pipe);
     items.next().unwrap().unwrap();
     let received = Instant::now();
-    while received.elapsed() < Duration::from_millis(5) {
-        std::hint::spin_loop();
-    }
+    busy(Duration::from_millis(5));
     let took = received.elapsed();
     items.resume(2);
     items.next().unwrap().unwrap();
@@ -556,9 +546,7 @@ fn a_waker_may_close_the_pipe_on_the_thread_of_its_worker() {
     let mut items = Items::owned(pipe);
     let waker = Waker::from(Arc::clone(&closes));
     assert!(items.poll_next(&mut Context::from_waker(&waker)).is_pending());
-    while items.reading().is_none() {
-        std::thread::yield_now(); // a unit that is not started would be taken back
-    }
+    until(|| items.reading().is_some()); // a unit that is not started would be taken back
     *closes.0.lock().unwrap() = items.into_front();
     open.send(()).unwrap();
     closed.recv().unwrap().unwrap();
@@ -580,8 +568,7 @@ fn sixty_four_reads_in_flight_need_two_more_slots() {
         assert!(!waited.timed_out(), "64 at once");
         Ok(())
     };
-    let plan = Plan::builder(128).build().unwrap();
-    let builder = Loader::builder(Reads(128, 8, read), plan).workers(64);
+    let builder = Loader::builder(Reads(128, 8, read), in_order(128, 1)).workers(64);
     assert_eq!(builder.wanted_slots().unwrap().0, 66);
     let mut loader = builder.build().unwrap();
     assert_eq!(loader.epoch(0).map(Result::unwrap).count(), 128);

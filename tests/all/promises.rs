@@ -11,7 +11,7 @@ use std::pin::Pin;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex};
-use std::task::{Context, Poll, Waker};
+use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use futures_core::Stream;
@@ -19,13 +19,11 @@ use twinbuf::generate::{self, Generator};
 use twinbuf::loader::At;
 use twinbuf::pipe::{self, Content, Filling, Front, Items, Pipe, Slots, Source};
 use twinbuf::stream::TensorStream;
-use twinbuf::{BatchIndices, BoxError, Error, Loader, Plan, stream};
+use twinbuf::{BatchIndices, BoxError, Error, Loader, stream};
 
 use crate::common::model::{self, Model, SIZES};
-use crate::common::{Reads, Woken, numbers};
+use crate::common::{LONG, Reads, in_order, numbers, until, woken};
 
-/// Longer than anything takes here. Only a failing test waits this long.
-const LONG: Duration = Duration::from_secs(300);
 const SLOTS: usize = 3;
 const UNITS: u64 = SIZES.len() as u64;
 
@@ -92,7 +90,7 @@ impl Source<u64> for Numbers {
 }
 
 fn loader(setup: &Setup) -> twinbuf::loader::LoaderBuilder {
-    let (plan, fill) = (Plan::builder(UNITS).batch(1).build().unwrap(), setup.fill.clone());
+    let (plan, fill) = (in_order(UNITS, 1), setup.fill.clone());
     let read =
         move |batch: &BatchIndices, out: &mut [u8]| fill(batch.step()).and_then(|()| numbers(batch, out));
     Loader::builder(Reads(UNITS, 8, read), plan).overlap(setup.overlap).held_timeout(setup.held_timeout)
@@ -271,7 +269,7 @@ mod promise {
 
     pub(super) fn every_way_to_wait_gives_the_same<F: Tested>(overlap: bool, variant: usize) {
         type Way<F> = fn(&mut Items<'_, F>) -> Option<Result<<F as Front>::Item, Error>>;
-        fn until<T>(mut look: impl FnMut() -> Poll<T>) -> T {
+        fn look_until<T>(mut look: impl FnMut() -> Poll<T>) -> T {
             loop {
                 if let Poll::Ready(found) = look() {
                     return found;
@@ -281,8 +279,8 @@ mod promise {
         }
         let ways: [Way<F>; 5] = [
             |items| items.next(),
-            |items| until(|| items.try_next()),
-            |items| until(|| items.next_timeout(Duration::from_micros(50))),
+            |items| look_until(|| items.try_next()),
+            |items| look_until(|| items.next_timeout(Duration::from_micros(50))),
             |items| pollster::block_on(items.next_async()),
             |items| pollster::block_on(poll_fn(|cx| Stream::poll_next(Pin::new(&mut *items), cx))),
         ];
@@ -313,9 +311,7 @@ mod promise {
             assert!(items.next_timeout(Duration::from_micros(1)).is_pending());
             drop(items.next_async());
         }
-        let (told, wakes) = channel();
-        let woken = Arc::new(Woken(AtomicU64::new(0), told));
-        let waker = Waker::from(woken.clone());
+        let (woken, waker, wakes) = woken();
         assert!(items.poll_next(&mut Context::from_waker(&waker)).is_pending());
         open.send(()).unwrap();
         wakes.recv().unwrap();
@@ -458,9 +454,7 @@ mod promise {
                 assert!(items.try_next().is_pending());
             }
             assert!(items.held_for().unwrap() <= began.elapsed(), "it counts from this call on");
-            while began.elapsed() < TIMEOUT {
-                std::thread::yield_now();
-            }
+            until(|| began.elapsed() >= TIMEOUT);
             assert!(leaves || items.next_timeout(LONG).is_ready());
             drop(items);
             items = front.call();
@@ -475,14 +469,12 @@ mod promise {
         let mut front = F::build(&setup);
         let mut items = front.call();
         let mut held: Vec<_> = (0..SLOTS).map(|_| items.next().unwrap().unwrap()).collect();
-        let (told, wakes) = channel();
-        let woken = Arc::new(Woken(AtomicU64::new(0), told));
-        let waker = Waker::from(woken.clone());
+        let (woken, waker, wakes) = woken();
         let mut cx = Context::from_waker(&waker);
-        while items.held_for().is_none() {
+        until(|| {
             assert!(items.poll_next(&mut cx).is_pending());
-            std::thread::yield_now();
-        }
+            items.held_for().is_some()
+        });
         let before = woken.0.load(Ordering::Relaxed);
         for _ in 0..10 {
             assert!(items.poll_next(&mut cx).is_pending());
@@ -497,11 +489,8 @@ mod promise {
         };
         assert_eq!(F::number(&item), SLOTS as u64);
         assert!(items.held_for().is_none());
-        let began = Instant::now();
-        while Arc::strong_count(&woken) > 2 {
-            std::thread::yield_now(); // a wake may still be under way
-            assert!(began.elapsed() < LONG, "the waker of a task that waits no more is kept");
-        }
+        // The waker of a task that waits no more is not kept; a wake may still be under way.
+        until(|| Arc::strong_count(&woken) == 2);
     }
 
     pub(super) fn a_fault_comes_once_and_in_its_place<F: Tested>(overlap: bool, variant: usize) {

@@ -29,7 +29,7 @@ fn npy(offsets: &[u64]) -> Vec<u8> {
 
 /// Two files of these records.
 fn data() -> (TempDir, Arc<RaggedRecords>) {
-    let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let dir = common::folder();
     let pairs: Vec<(PathBuf, PathBuf)> = [0..40, 40..RECORDS]
         .into_iter()
         .enumerate()
@@ -115,7 +115,7 @@ fn decoded(jpeg: &[u8]) -> Result<Vec<u8>, zune_jpeg::errors::DecodeErrors> {
 /// Pictures of many sizes, decoded by two threads to records of many lengths.
 #[test]
 fn decoded_pictures_are_the_same_from_every_step_on() {
-    let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let dir = common::folder();
     let [data, index] = ["jpeg.bin", "jpeg.idx.npy"].map(|name| dir.path().join(name));
     let (mut bytes, mut offsets, mut pictures) = (Vec::new(), vec![0], Vec::new());
     for i in 0..40_u32 {

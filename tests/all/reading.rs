@@ -11,9 +11,7 @@ const BYTES: u64 = (RECORD * RECORDS) as u64;
 
 /// A file without any pages in the page cache. `None`, with a message, if the file system keeps it there.
 fn cold_file() -> Option<(tempfile::TempDir, PathBuf)> {
-    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
-    let path = folder.path().join("data");
-    std::fs::write(&path, vec![7; RECORD * RECORDS]).unwrap();
+    let (folder, path) = crate::common::written("data", vec![7; RECORD * RECORDS]);
     if evict(&path) {
         return Some((folder, path));
     }

@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::sync::mpsc::channel;
 use std::time::Duration;
 
-use crate::common::{RECORD, Reads, batches, files, nothing, open, saved};
+use crate::common::{RECORD, Reads, batches, files, in_order, names, nothing, open, saved, written};
 use twinbuf::mmap::{Cut, DType};
 use twinbuf::{Checkpoint, Error, LastBatch, Loader, Plan, Records, Shuffle, transform};
 
@@ -68,8 +68,7 @@ fn at_every_step_of_an_epoch_and_in_every_configuration() {
 #[test]
 fn no_other_call_changes_where_a_checkpoint_goes_on() {
     let (_dir, paths) = files(&[40]);
-    let plan = Plan::builder(40).batch(4).build().unwrap();
-    let mut loader = Loader::builder(open(&paths), plan).build().unwrap();
+    let mut loader = Loader::builder(open(&paths), in_order(40, 4)).build().unwrap();
     assert_eq!(loader.epoch(1).take(4).count(), 4);
     let checkpoint = loader.checkpoint();
     // To the end of the training, whatever the loader did before.
@@ -99,16 +98,13 @@ fn a_checkpoint_file_is_replaced_whole_and_told_apart_from_none() {
     let (dir, paths) = files(&[40]);
     let path = dir.path().join("train.json");
     assert_eq!(Checkpoint::load_or_start(&path).unwrap(), Checkpoint::start());
-    let plan = Plan::builder(40).batch(4).build().unwrap();
-    let mut loader = Loader::builder(open(&paths), plan).build().unwrap();
+    let mut loader = Loader::builder(open(&paths), in_order(40, 4)).build().unwrap();
     for batch in loader.epoch(0).take(3) {
         let checkpoint = batch.unwrap().checkpoint();
         checkpoint.save(&path).unwrap();
         assert_eq!(Checkpoint::load_or_start(&path).unwrap(), checkpoint);
     }
-    let names: Vec<_> =
-        std::fs::read_dir(dir.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
-    assert!(!names.iter().any(|name| name.to_string_lossy().contains("tmp")), "{names:?}");
+    assert_eq!(names(dir.path()), ["0.bin", "train.json"]);
     for start in [Checkpoint::start(), Checkpoint::start().next_epoch(), Checkpoint::start().with_step(2)] {
         start.save(&path).unwrap();
         assert_eq!(Checkpoint::load_or_start(&path).unwrap(), start);
@@ -146,8 +142,7 @@ fn a_rank_without_records_is_at_the_end_of_any_number_of_epochs() {
 fn the_last_epoch_that_has_a_number_ends() {
     let (_dir, paths) = files(&[5]);
     for overlap in [true, false] {
-        let plan = Plan::builder(5).build().unwrap();
-        let mut loader = Loader::builder(open(&paths), plan).overlap(overlap).build().unwrap();
+        let mut loader = Loader::builder(open(&paths), in_order(5, 1)).overlap(overlap).build().unwrap();
         let batches = loader.epoch(u64::MAX).map(|batch| batch.unwrap().epoch());
         assert!(batches.eq([u64::MAX; 5]), "overlap {overlap}");
         let end = loader.checkpoint();
@@ -270,8 +265,7 @@ fn a_plan_of_listed_records_resumes_over_the_same_list() {
 #[test]
 fn a_checkpoint_has_the_fields_of_its_version_and_no_others() {
     let (_dir, paths) = files(&[40]);
-    let plan = Plan::builder(40).batch(4).build().unwrap();
-    let loader = Loader::builder(open(&paths), plan).build().unwrap();
+    let loader = Loader::builder(open(&paths), in_order(40, 4)).build().unwrap();
     for (checkpoint, null) in [(loader.checkpoint(), false), (Checkpoint::start(), true)] {
         let whole = serde_json::to_value(checkpoint).unwrap();
         assert!(serde_json::from_value::<Checkpoint>(whole.clone()).is_ok());
@@ -331,13 +325,8 @@ fn sequences_that_grow_give_each_token_once_and_resume_at_every_step() {
     const SHORT: u64 = 4; // steps of 64 windows of 512
     const LONG: u64 = 3; // of 32 windows of 1024
     let tokens = SHORT * 64 * 512 + LONG * 32 * 1024;
-    let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
-    let path = dir.path().join("tokens.bin");
-    std::fs::write(
-        &path,
-        (0..=u32::try_from(tokens).unwrap()).flat_map(u32::to_le_bytes).collect::<Vec<_>>(),
-    )
-    .unwrap();
+    let numbers = 0..=u32::try_from(tokens).unwrap();
+    let (_dir, path) = written("tokens.bin", numbers.flat_map(u32::to_le_bytes));
     let open = |length| Records::open_headerless([&path], DType::U32, Cut::sequence(length)).unwrap();
     let plan = |data: &Records, records: Range<u64>, batch| {
         let plan = Plan::builder(data.len()).records(records).batch(batch).shuffle(Shuffle::Full);
@@ -403,8 +392,7 @@ fn sequences_that_grow_give_each_token_once_and_resume_at_every_step() {
 fn a_repeated_epoch_finds_a_change() {
     for (hints, overlap) in [(true, true), (false, true), (true, false)] {
         let (_dir, paths) = files(&[64]);
-        let plan = Plan::builder(64).batch(8).build().unwrap();
-        let builder = Loader::builder(open(&paths), plan).hints(hints).overlap(overlap);
+        let builder = Loader::builder(open(&paths), in_order(64, 8)).hints(hints).overlap(overlap);
         let mut loader = builder.build().unwrap();
         for _ in 0..2 {
             assert!(loader.epoch(0).all(|batch| batch.is_ok()), "hints {hints}, overlap {overlap}");

@@ -4,7 +4,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use crate::common::{self, RECORD, files};
+use crate::common::{self, RECORD, files, in_order, written};
 use twinbuf::Breakdown;
 use twinbuf::loader::LoaderBuilder;
 use twinbuf::mmap::Buffer;
@@ -39,8 +39,7 @@ fn lent(offset: usize, bytes: usize, dropped: &Arc<AtomicUsize>) -> Buffer {
 
 fn loader(slots: Vec<Buffer>, workers: usize, overlap: bool) -> Result<Loader, Error> {
     let (_dir, paths) = files(&[32]);
-    let plan = Plan::builder(32).batch(4).build().unwrap();
-    let builder = Loader::builder(common::open(&paths), plan).slots(slots).workers(workers);
+    let builder = Loader::builder(common::open(&paths), in_order(32, 4)).slots(slots).workers(workers);
     builder.depth(2 * workers).overlap(overlap).build()
 }
 
@@ -101,9 +100,7 @@ fn build_takes_the_wanted_slots_and_no_others() {
         (|builder| builder.transform_field(0, per_record(3, |_, _, _| Ok(()))), 3, pair),
         (|builder| builder.memory_limit(u64::MAX).hints(false), 3, pair),
     ];
-    let dir = tempfile::tempdir().unwrap();
-    let narrow = dir.path().join("narrow");
-    std::fs::write(&narrow, [1; 3 * 5]).unwrap();
+    let (_folder, narrow) = written("narrow", [1; 3 * 5]);
     let (_dir, wide) = files(&[5]);
     // Fewer records than a batch: they are repeated.
     let plan = Plan::builder(5).batch(7).last_batch(LastBatch::Wrap).build().unwrap();
@@ -142,26 +139,22 @@ fn build_takes_the_wanted_slots_and_no_others() {
         (MIB, 15, 18),
         (16 * MIB, 2, 4),
     ] {
-        let plan = Plan::builder(16 * MIB).batch(batch).build().unwrap();
-        let builder = Loader::builder(Records::open([&narrow], 1).unwrap(), plan).workers(workers);
+        let data = Records::open([&narrow], 1).unwrap();
+        let builder = Loader::builder(data, in_order(16 * MIB, batch)).workers(workers);
         let found = builder.wanted_slots().unwrap().0;
         assert_eq!(found, wanted, "batches of {batch} bytes, {workers} workers");
     }
-    let plan = Plan::builder(100).batch(10).build().unwrap();
-    let driven = Loader::builder(Records::open([&narrow], 1).unwrap(), plan.clone()).driven();
-    assert_eq!(driven.wanted_slots().unwrap().0, 3, "driven");
-    assert_eq!(
-        Loader::builder(common::Reads(100, 8, common::nothing), plan).wanted_slots().unwrap().0,
-        3,
-        "not files"
-    );
+    let driven = Loader::builder(Records::open([&narrow], 1).unwrap(), in_order(100, 10)).driven();
+    let no_files = Loader::builder(common::Reads(100, 8, common::nothing), in_order(100, 10));
+    for (builder, which) in [(driven, "driven"), (no_files, "not files")] {
+        assert_eq!(builder.wanted_slots().unwrap().0, 3, "{which}");
+    }
 }
 
 #[test]
 fn no_slots_are_wanted_where_build_refuses() {
     let (_dir, paths) = files(&[32]);
-    let plan = |records| Plan::builder(records).batch(4).build().unwrap();
-    let builder = |records| Loader::builder(common::open(&paths), plan(records));
+    let builder = |records| Loader::builder(common::open(&paths), in_order(records, 4));
     let refused: [(&dyn Fn() -> LoaderBuilder, &str); 6] = [
         (&|| builder(32).workers(0), "option `workers`"),
         (&|| builder(32).workers(65).overlap(false), "option `workers`"),
@@ -171,7 +164,7 @@ fn no_slots_are_wanted_where_build_refuses() {
         (
             &|| {
                 let data = Records::open(&paths, RECORD / 2).unwrap();
-                Loader::builder((common::open(&paths), data), plan(32))
+                Loader::builder((common::open(&paths), data), in_order(32, 4))
             },
             "option `dataset`",
         ),

@@ -4,10 +4,10 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crate::common::model::{Model, SIZES};
-use crate::common::more_than_memory;
+use crate::common::{LONG, more_than_memory, until};
 use twinbuf::loader::MemoryLimit;
 use twinbuf::mmap::ReadMode;
 use twinbuf::pipe::Items;
@@ -72,11 +72,7 @@ fn any_order_and_no_gap_between_passes() {
     // The first group of the next pass is read while nobody asks for it.
     let mut layers = stream(model.groups()).cycle().build().unwrap();
     layers.pass().for_each(drop);
-    let deadline = Instant::now() + Duration::from_secs(10);
-    while layers.report().loads < SIZES.len() as u64 + 2 {
-        assert!(Instant::now() < deadline, "nothing was read ahead: {}", layers.report().loads);
-        thread::yield_now();
-    }
+    until(|| layers.report().loads >= SIZES.len() as u64 + 2);
 }
 
 #[test]
@@ -143,7 +139,6 @@ fn an_order_is_called_once_for_a_pass() {
 
 #[test]
 fn an_order_may_wait_until_the_pass_before_has_begun() {
-    const LONG: Duration = Duration::from_secs(60);
     // So large that what is asked for ahead reaches no further than the next pass.
     let model = Model::new(&[2_200_000; 4]);
     // The passes that have begun, and the last one whose order was asked for.
@@ -197,11 +192,7 @@ fn an_order_that_changes_gives_no_group_another_name() {
     };
     let mut layers = stream(model.groups()).keep(6).depth(40).cycle().order(order).build().unwrap();
     layers.pass().map(Result::unwrap).for_each(|group| model.check(&group, group.number()));
-    let deadline = Instant::now() + Duration::from_secs(10);
-    while layers.report().loads < 8 + 40 {
-        assert!(Instant::now() < deadline, "read ahead: {}", layers.report().loads);
-        thread::yield_now();
-    }
+    until(|| layers.report().loads >= 8 + 40);
     let mut differs = false;
     for (step, group) in layers.pass().map(Result::unwrap).enumerate() {
         model.check(&group, group.number());
@@ -503,11 +494,7 @@ fn an_error_has_the_place_in_the_pass() {
     cut(&model, 4);
     let mut pass = layers.pass();
     drop(pass.next().unwrap().unwrap());
-    let deadline = Instant::now() + Duration::from_secs(10);
-    while pass.report().loads < 8 + 4 {
-        assert!(Instant::now() < deadline, "nothing was read ahead: {}", pass.report().loads);
-        thread::yield_now();
-    }
+    until(|| pass.report().loads >= 8 + 4);
     drop(pass);
     assert_eq!(at(&layers.close().unwrap_err()), (1, Some(4)));
     // An order that panics on the reading thread only, where that looks for what to read after this pass.

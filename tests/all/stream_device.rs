@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use super::upload::{is_clean, start};
 use crate::common::model::Model;
+use crate::common::until;
 use twinbuf::cuda::cudarc::driver::{CudaContext, CudaStream};
 use twinbuf::loader::{Cuda, MemoryLimit};
 use twinbuf::stream::{Group, StreamBuilder, Tensors};
@@ -75,9 +76,7 @@ fn every_tensor_by_its_name_in_three_passes() {
                 }
             }
             // A copy thread checks its last copies when it gets to them.
-            while layers.report().transfer_bytes < layers.report().bytes {
-                std::thread::yield_now();
-            }
+            until(|| layers.report().transfer_bytes >= layers.report().bytes);
             let report = layers.report();
             let pass: usize = (0..SHORT.len()).map(|group| layers.groups().bytes(group)).sum();
             assert_eq!((report.epochs, report.batches, report.bytes), (3, 18, 3 * pass as u64));

@@ -6,9 +6,9 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::task::{Context, Waker};
 use std::time::{Duration, Instant};
 
-use crate::common::{RECORD, files, open};
+use crate::common::{RECORD, files, in_order, open, until};
 use twinbuf::loader::{At, Locator, Reading};
-use twinbuf::{BatchIndices, BoxError, Dataset, Loader, Plan, Records};
+use twinbuf::{BatchIndices, BoxError, Dataset, Loader, Records};
 
 /// Blocks reads until they are released.
 #[derive(Clone, Default)]
@@ -70,16 +70,13 @@ fn remote(stuck: u64, named: bool) -> (tempfile::TempDir, Remote, Receiver<u64>)
     (dir, Remote { records, stuck, server, waits, alive: Arc::new(()), named }, waiting)
 }
 
-fn plan() -> Plan {
-    Plan::builder(40).batch(4).build().unwrap()
-}
-
 #[test]
 fn a_caller_that_waits_is_told_what_is_read() {
     for (workers, named) in [(1, true), (2, true), (3, false)] {
         let (dir, remote, waiting) = remote(24, named);
         let server = remote.server.clone();
-        let mut loader = Loader::builder(remote, plan()).name("train").workers(workers).build().unwrap();
+        let mut loader =
+            Loader::builder(remote, in_order(40, 4)).name("train").workers(workers).build().unwrap();
         let mut epoch = loader.epoch(5);
         for step in 0..6 {
             assert_eq!(epoch.next().unwrap().unwrap().step(), step);
@@ -117,7 +114,7 @@ fn a_caller_that_waits_is_told_what_is_read() {
 fn a_loader_that_is_dropped_waits_for_a_limited_time() {
     let (_dir, remote, waiting) = remote(0, true);
     let server = remote.server.clone();
-    let mut loader = Loader::builder(remote, plan()).build().unwrap();
+    let mut loader = Loader::builder(remote, in_order(40, 4)).build().unwrap();
     drop(loader.epoch(0));
     drop(loader.epoch(1));
     let epoch = loader.epoch(2);
@@ -133,7 +130,8 @@ fn a_task_that_is_dropped_leaves_a_stuck_read_behind() {
     for workers in 1..=2 {
         let (_dir, remote, waiting) = remote(4, true);
         let (server, alive) = (remote.server.clone(), remote.alive.clone());
-        let mut epochs = Loader::builder(remote, plan()).workers(workers).build().unwrap().into_epochs(0..1);
+        let mut epochs =
+            Loader::builder(remote, in_order(40, 4)).workers(workers).build().unwrap().into_epochs(0..1);
         drop(pollster::block_on(epochs.next_async()).unwrap().unwrap());
         waiting.recv().unwrap();
         assert!(epochs.poll_next(&mut Context::from_waker(Waker::noop())).is_pending());
@@ -148,9 +146,7 @@ fn a_task_that_is_dropped_leaves_a_stuck_read_behind() {
         let _ = dropped.send(());
         release.join().unwrap();
         assert!(left > 1, "the drop has waited");
-        while Arc::strong_count(&alive) > 1 {
-            std::thread::yield_now();
-        }
+        until(|| Arc::strong_count(&alive) == 1);
     }
 }
 
@@ -159,7 +155,7 @@ fn a_task_that_is_dropped_leaves_a_stuck_read_behind() {
 #[ignore = "the child of another test"]
 fn child_whose_read_never_returns() {
     let (_dir, remote, waiting) = remote(0, true);
-    let mut loader = Loader::builder(remote, plan()).build().unwrap();
+    let mut loader = Loader::builder(remote, in_order(40, 4)).build().unwrap();
     let mut epoch = loader.epoch(0);
     waiting.recv().unwrap(); // otherwise there is no read to leave behind
     assert!(epoch.next_timeout(Duration::from_millis(20)).is_pending());

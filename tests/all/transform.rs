@@ -5,7 +5,7 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-use crate::common::{RECORD, Reads, batches, files, modes, nothing, open};
+use crate::common::{RECORD, Reads, batches, files, in_order, modes, nothing, open, written};
 use twinbuf::mmap::{Cut, DType};
 use twinbuf::transform::{Convert, RecordTransform, RecordType, Transform, per_record};
 use twinbuf::{BoxError, Error, Loader, Plan, Records, Shuffle};
@@ -33,12 +33,9 @@ fn parts_meet_wherever_the_records_end() {
     for (record_bytes, records, batch) in
         [(300 << 10, 5, 2), (256 << 10, 5, 5), (100_002, 97, 90), (6, 200_000, 99_999)]
     {
-        let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
-        let path = dir.path().join("tokens.bin");
         let tokens: Vec<u16> =
             (0..record_bytes * records / 2).map(|i| ((i * 7 + i / 65_536) % 65_536) as u16).collect();
-        std::fs::write(&path, tokens.iter().flat_map(|token| token.to_le_bytes()).collect::<Vec<_>>())
-            .unwrap();
+        let (_dir, path) = written("tokens.bin", tokens.iter().flat_map(|token| token.to_le_bytes()));
         let plan =
             Plan::builder(records as u64).batch(batch).last_batch(twinbuf::LastBatch::Keep).build().unwrap();
         let data = Arc::new(Records::open([&path], record_bytes).unwrap());
@@ -56,7 +53,6 @@ fn parts_meet_wherever_the_records_end() {
 #[test]
 fn a_fault_arrives_in_its_place_and_once() {
     let (_dir, paths) = files(&[24]);
-    let plan = Plan::builder(24).batch(4).build().unwrap();
     for (panics, overlap) in [(false, false), (false, true), (true, false), (true, true)] {
         let bad = per_record(8, move |record, out, _| {
             let number = u64::from_le_bytes(record[..8].try_into()?);
@@ -64,7 +60,7 @@ fn a_fault_arrives_in_its_place_and_once() {
             out.copy_from_slice(&record[..8]);
             if number == 10 { Err(BoxError::from("record 10 is bad")) } else { Ok(()) }
         });
-        let builder = Loader::builder(open(&paths), plan.clone()).overlap(overlap).transform(bad);
+        let builder = Loader::builder(open(&paths), in_order(24, 4)).overlap(overlap).transform(bad);
         let mut loader = builder.build().unwrap();
         for epoch in 0..2 {
             let mut found: Vec<_> = loader.epoch(epoch).map(|batch| batch.map(|b| b.step())).collect();
@@ -85,10 +81,8 @@ const CANNOT: &str = "option `transform`: the data set's records cannot be trans
 
 #[test]
 fn a_transform_that_cannot_work_is_refused_when_the_loader_is_built() {
-    let one = Plan::builder(1).build().unwrap();
     fn refuse(size: usize, transform: impl RecordTransform + 'static) -> String {
-        let plan = Plan::builder(1).build().unwrap();
-        let built = Loader::builder(Reads(1, size, nothing), plan).transform(transform).build();
+        let built = Loader::builder(Reads(1, size, nothing), in_order(1, 1)).transform(transform).build();
         let error = built.unwrap_err();
         assert!(matches!(error, Error::Transform { at: None, .. }), "{size}: {error:?}");
         format!("{error:?}")
@@ -103,7 +97,7 @@ fn a_transform_that_cannot_work_is_refused_when_the_loader_is_built() {
         refuse(size, Transform::new(DType::U8, 1).unwrap());
     }
     let four = per_record(4, |_, _, _| Ok(()));
-    let mut loader = Loader::builder(Reads(1, 0, nothing), one).transform(four).build().unwrap();
+    let mut loader = Loader::builder(Reads(1, 0, nothing), in_order(1, 1)).transform(four).build().unwrap();
     let error = loader.epoch(0).next().unwrap().unwrap_err();
     assert!(matches!(error, Error::Transform { at: Some(_), .. }), "{error}");
 }
@@ -146,15 +140,13 @@ fn a_random_augmentation_is_the_same_on_any_rank() {
 
 #[test]
 fn transforms_follow_each_other_and_keep_the_shape() {
-    let dir = tempfile::tempdir().unwrap();
-    let path = dir.path().join("pictures.npy");
     let numbers: Vec<u8> = (0..6 * 2 * 3 * 2).collect();
-    std::fs::write(&path, twinbuf_testing::npy("|u1", &[6, 2, 3, 2], numbers.iter().copied())).unwrap();
+    let file = twinbuf_testing::npy("|u1", &[6, 2, 3, 2], numbers.iter().copied());
+    let (_dir, path) = written("pictures.npy", file);
     let data = Arc::new(Records::open_npy([&path], Cut::Rows).unwrap());
-    let plan = Plan::builder(6).batch(2).build().unwrap();
     let floats = || Transform::new(DType::U8, 2).unwrap().normalise(&[1.0, 10.0], &[0.0, 0.5]).unwrap();
     for (overlap, workers) in [(false, 1), (true, 1), (true, 2)] {
-        let build = || Loader::builder(data.clone(), plan.clone()).overlap(overlap).workers(workers);
+        let build = || Loader::builder(data.clone(), in_order(6, 2)).overlap(overlap).workers(workers);
         let planar = build().transform(floats().planar(6).unwrap());
         let mut loader = planar.transform(Convert::F32ToBf16).build().unwrap();
         let mut found = Vec::new();
@@ -188,12 +180,10 @@ fn transforms_follow_each_other_and_keep_the_shape() {
 
 #[test]
 fn records_of_another_type_are_refused() {
-    let dir = tempfile::tempdir().unwrap();
-    let path = dir.path().join("numbers.bin");
-    std::fs::write(&path, [0; 96]).unwrap();
+    let (_dir, path) = written("numbers.bin", [0; 96]);
     let data = |dtype| Records::open_headerless([&path], dtype, Cut::Windows { rows: 3, stride: 3 }).unwrap();
     fn built(data: Records, transform: impl RecordTransform + 'static) -> Result<(), String> {
-        let plan = Plan::builder(data.len()).build().unwrap();
+        let plan = in_order(data.len(), 1);
         let loader = Loader::builder(data, plan).transform(transform).build();
         loader.map(drop).map_err(|error| format!("{error:?}"))
     }

@@ -7,13 +7,14 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::common::{
-    Gated, RECORD, Reads, at, batches, files, is_dropped_by_a_waker, modes, open, plan, record,
+    Gated, LONG, RECORD, Reads, at, batches, files, in_order, is_dropped_by_a_waker, modes, open, plan,
+    record, until,
 };
 use twinbuf::cuda::cudarc::driver::{CudaContext, CudaStream, result};
 use twinbuf::loader::DeviceBatch;
 use twinbuf::mmap::Buffer;
 use twinbuf::transform::{Convert, per_record};
-use twinbuf::{BatchIndices, Error, Loader, Plan, cuda};
+use twinbuf::{BatchIndices, Error, Loader, cuda};
 use twinbuf_cuda_sim::{Failure, Live, Options, Sim};
 
 const LAUNCH_FAILED: u32 = 719;
@@ -90,7 +91,7 @@ fn without_overlap_a_caller_waits_its_time_for_a_driver_and_for_a_slot() {
     assert!(epoch.next_timeout(TIME).is_pending() && began.elapsed() >= TIME, "nobody fills the slot");
     let first = thread::scope(|scope| {
         scope.spawn(|| assert_eq!(worker.try_next(), Poll::Ready(false)));
-        epoch.next_timeout(Duration::from_secs(300))
+        epoch.next_timeout(LONG)
     });
     let Poll::Ready(Some(Ok(first))) = first else { panic!("{first:?}") };
     let began = Instant::now();
@@ -163,9 +164,7 @@ fn the_same_batches_as_without_a_device() {
                 }
             }
             // A copy thread checks its last copies when it gets to them: wait for them here.
-            while loader.report().transfer_bytes < loader.report().bytes {
-                thread::yield_now();
-            }
+            until(|| loader.report().transfer_bytes >= loader.report().bytes);
             let report = loader.report();
             assert_eq!((report.batches, report.loads), (18, 18));
             assert_eq!(report.bytes, 2 * 61 * RECORD as u64);
@@ -214,7 +213,7 @@ fn large_batches_arrive_whole_and_a_failure_in_its_place() {
             Ok(())
         };
         let data = Reads(LARGE_BATCH * LARGE_STEPS, LARGE, read);
-        let plan = Plan::builder(data.0).batch(LARGE_BATCH).build().unwrap();
+        let plan = in_order(data.0, LARGE_BATCH);
         let mut loader = Loader::builder(data, plan).depth(host_depth).cuda(ctx).build().unwrap();
         let found: Vec<_> = loader.epoch(0).map(|batch| batch.map(|batch| bytes(&batch, &stream))).collect();
         for (step, batch) in (0..).zip(&found) {
@@ -299,7 +298,7 @@ pub(super) fn every_call_fails_in_turn(
 fn every_call_of_the_driver_that_fails_is_one_error_and_no_hang() {
     const STEPS: u64 = 5;
     let (_dir, paths) = files(&[STEPS * 4]);
-    let plan = Plan::builder(STEPS * 4).batch(4).build().unwrap();
+    let plan = in_order(STEPS * 4, 4);
     every_call_fails_in_turn(STEPS, |ctx, stream, overlap| {
         let builder = Loader::builder(open(&paths), plan.clone()).depth(3).overlap(overlap).cuda(ctx.clone());
         let mut received = 0;
@@ -382,16 +381,11 @@ fn a_breakdown_has_the_copy_as_a_phase_of_its_step() {
 fn a_waker_may_drop_the_loader_on_the_copy_thread() {
     let (sim, ctx) = start(1);
     let (open, gate) = mpsc::channel();
-    let plan = Plan::builder(8).batch(2).build().unwrap();
-    let loader = Loader::builder(Gated(gate), plan).cuda(ctx).build().unwrap();
+    let loader = Loader::builder(Gated(gate), in_order(8, 2)).cuda(ctx).build().unwrap();
     is_dropped_by_a_waker(loader, &open);
-    while open.send(()).is_ok() {
-        thread::yield_now(); // the reading thread keeps the gate until it ends, after the copying thread
-    }
+    until(|| open.send(()).is_err()); // the reading thread keeps the gate until it ends, after the copying thread
     // Nobody joins the copy thread; it drops the last driver handles when it ends.
-    while sim.live().leaked() != Live::default() {
-        thread::yield_now();
-    }
+    until(|| sim.live().leaked() == Live::default());
     assert_eq!(sim.violations(), [""; 0]);
 }
 

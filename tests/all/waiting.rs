@@ -1,18 +1,16 @@
 //! The ways to wait for a batch: not at all, as a task, with a timeout.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Sender, channel};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
-use crate::common::{Gated, Woken, is_dropped_by_a_waker};
-use twinbuf::{Loader, Plan};
+use crate::common::{Gated, in_order, is_dropped_by_a_waker, until, woken};
+use twinbuf::Loader;
 
 fn gated() -> (Sender<()>, Loader) {
     let (open, gate) = channel();
-    let plan = Plan::builder(8).batch(2).build().unwrap();
-    (open, Loader::builder(Gated(gate), plan).build().unwrap())
+    (open, Loader::builder(Gated(gate), in_order(8, 2)).build().unwrap())
 }
 
 #[test]
@@ -21,13 +19,10 @@ fn an_epoch_is_read_from_its_creation_on() {
     let ((open, mut train), (open_valid, mut valid)) = (gated(), gated());
     let mut validation = valid.epoch(0);
     let mut epochs = train.epochs(0..2);
-    while epochs.report().loads == 0 || validation.report().loads == 0 {
-        std::thread::yield_now(); // before any batch is requested
-    }
+    // Before any batch is requested.
+    until(|| epochs.report().loads > 0 && validation.report().loads > 0);
     open_valid.send(()).unwrap();
-    while validation.report().loads < 2 {
-        std::thread::yield_now(); // until the slots are full
-    }
+    until(|| validation.report().loads >= 2); // the slots are full
     assert_eq!(validation.report().wall, Duration::ZERO, "what comes before the first call is nobody's wait");
     (0..8).for_each(|_| open.send(()).unwrap());
     assert_eq!(epochs.by_ref().map(Result::unwrap).count(), 8);
@@ -41,14 +36,10 @@ fn an_epoch_is_read_from_its_creation_on() {
 #[test]
 fn a_task_that_gives_up_its_epoch_leaves_the_next_one_alone() {
     let (open, mut loader) = gated();
-    let (told, wakes) = channel();
-    let wakers = [(); 2].map(|()| Arc::new(Woken(AtomicU64::new(0), told.clone())));
-    let [first, second] = wakers.clone().map(Waker::from);
+    let ((told, first, _), (_, second, wakes)) = (woken(), woken());
     let mut earlier = loader.epoch(0);
     assert!(earlier.poll_next(&mut Context::from_waker(&first)).is_pending());
-    while earlier.report().loads == 0 {
-        std::thread::yield_now(); // the batch is being read, and will come
-    }
+    until(|| earlier.report().loads > 0); // the batch is being read, and will come
     drop(earlier);
     let mut later = loader.epoch(1);
     assert!(later.poll_next(&mut Context::from_waker(&second)).is_pending());
@@ -62,7 +53,7 @@ fn a_task_that_gives_up_its_epoch_leaves_the_next_one_alone() {
         }
     };
     assert_eq!((batch.epoch(), batch.step()), (1, 0));
-    assert_eq!(wakers[0].0.load(Ordering::Relaxed), 0, "the last task that waited is woken");
+    assert_eq!(told.0.load(Ordering::Relaxed), 0, "the last task that waited is woken");
     drop((batch, later));
     // The reader may wait at the gate, and dropping the loader may wait for the reader.
     drop(open);
@@ -79,8 +70,7 @@ fn a_waker_may_drop_the_loader_on_the_reading_thread() {
 fn the_longest_timeout_is_a_timeout() {
     for overlap in [true, false] {
         let (open, gate) = channel();
-        let plan = Plan::builder(8).batch(2).build().unwrap();
-        let builder = Loader::builder(Gated(gate), plan).overlap(overlap).depth(2);
+        let builder = Loader::builder(Gated(gate), in_order(8, 2)).overlap(overlap).depth(2);
         let mut loader = builder.held_timeout(Duration::MAX).build().unwrap();
         (0..4).for_each(|_| open.send(()).unwrap());
         let mut epoch = loader.epoch(0);

@@ -10,10 +10,10 @@ use std::task::Poll;
 use std::thread;
 use std::time::Duration;
 
-use crate::common::{self, RECORD, Reads, files, numbers, open, plan, record};
+use crate::common::{self, RECORD, Reads, driven, files, in_order, numbers, open, plan, record, until};
 use twinbuf::loader::{Driven, LoaderBuilder};
 use twinbuf::transform::{Context, RecordTransform, RecordType, map, per_record};
-use twinbuf::{Batch, BatchIndices, BoxError, Dataset, Error, Loader, Plan};
+use twinbuf::{Batch, BatchIndices, BoxError, Dataset, Error, Loader};
 
 /// A random augmentation: changes the record by random numbers from its seed.
 fn augment() -> impl RecordTransform {
@@ -69,18 +69,15 @@ fn an_epoch_is_the_same_with_any_number_of_workers() {
 
 #[test]
 fn the_first_error_is_told_by_close() {
-    let plan = Plan::builder(4).batch(1).build().unwrap();
     // Each batch fails; the first one fails only after the others have.
     let meet = Arc::new(Barrier::new(4));
     let read = move |batch: &BatchIndices, _: &mut [u8]| {
         meet.wait();
         Err(format!("record {}", batch.first()).into())
     };
-    let mut loader = Loader::builder(Reads(4, 1, read), plan).workers(4).build().unwrap();
+    let mut loader = Loader::builder(Reads(4, 1, read), in_order(4, 1)).workers(4).build().unwrap();
     let epoch = loader.epoch(0);
-    while epoch.report().loads < 4 {
-        thread::yield_now();
-    }
+    until(|| epoch.report().loads >= 4);
     drop(epoch);
     let error = loader.close().unwrap_err();
     assert!(format!("{error:?}").ends_with("step 0: the batch could not be read: record 0"), "{error:?}");
@@ -161,8 +158,7 @@ fn a_worker_that_is_free_takes_the_next_batch() {
             }
             numbers(batch, out)
         };
-        let plan = Plan::builder(32).build().unwrap();
-        let builder = Loader::builder(Reads(32, 8, read), plan).workers(workers).depth(depth);
+        let builder = Loader::builder(Reads(32, 8, read), in_order(32, 1)).workers(workers).depth(depth);
         let mut loader = builder.build().unwrap();
         let found: Vec<u64> = loader.epoch(0).map(|batch| batch.unwrap().cast().unwrap()[0]).collect();
         assert!(found.into_iter().eq(0..32), "the plan's order");
@@ -293,15 +289,8 @@ fn a_loader_whose_drivers_nobody_has_is_refused() {
         assert!(format!("{error:?}").contains("`Loader::driven`"), "{error:?}");
         let mut worker = loader.driven().pop().unwrap();
         let mut batches = loader.into_epochs(2..3);
-        let mut found = 0;
-        loop {
-            match batches.try_next() {
-                Poll::Ready(Some(batch)) => found += usize::from(batch.is_ok()),
-                Poll::Ready(None) => break,
-                Poll::Pending => _ = worker.try_next(),
-            }
-        }
-        assert_eq!(found, 11);
+        let batches = driven(&mut batches, || _ = worker.try_next());
+        assert_eq!(batches.filter(Result::is_ok).count(), 11);
     }
 }
 
@@ -312,15 +301,8 @@ fn without_overlap_the_caller_drives() {
     let mut loader = put_off(&paths, true).overlap(false).driven().build().unwrap();
     let mut worker = loader.driven().pop().unwrap();
     let mut batches = loader.into_epochs(1..3);
-    let mut found = Vec::new();
-    loop {
-        match batches.try_next() {
-            Poll::Ready(Some(batch)) => found.push(whole(&batch.unwrap())),
-            Poll::Ready(None) => break,
-            Poll::Pending => while worker.try_next() == Poll::Ready(true) {},
-        }
-    }
-    assert!(found == expected);
+    let found = driven(&mut batches, || while worker.try_next() == Poll::Ready(true) {});
+    assert!(found.map(|batch| whole(&batch.unwrap())).eq(expected));
     // It fills one slot at a time, though two are free.
     assert_eq!((batches.report().loads, batches.report().settings.workers), (22, 1));
 }
@@ -381,20 +363,14 @@ fn a_fill_whose_slot_is_leaked_begins_anew() {
     let mut worker = loader.driven().pop().unwrap();
     let mut batches = loader.into_epochs(0..1);
     let mut found = Vec::new();
-    loop {
-        match batches.try_next() {
-            Poll::Ready(Some(batch)) => {
-                let batch = batch.unwrap();
-                assert_eq!(batch.field::<u64>(0).unwrap(), batch.field::<u64>(1).unwrap());
-                found.extend_from_slice(batch.field::<u64>(0).unwrap());
-            }
-            Poll::Ready(None) => break,
-            Poll::Pending => {
-                while worker.try_next() == Poll::Ready(true) {
-                    worker.leak_slot().unwrap();
-                }
-            }
+    let leak = || {
+        while worker.try_next() == Poll::Ready(true) {
+            worker.leak_slot().unwrap();
         }
+    };
+    for batch in driven(&mut batches, leak).map(Result::unwrap) {
+        assert_eq!(batch.field::<u64>(0).unwrap(), batch.field::<u64>(1).unwrap());
+        found.extend_from_slice(batch.field::<u64>(0).unwrap());
     }
     found.sort_unstable();
     assert!(found.into_iter().eq(0..40));

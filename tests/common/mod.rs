@@ -8,18 +8,19 @@ pub mod forked;
 pub mod model;
 pub mod trace;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
-use std::task::{Context, Wake, Waker};
+use std::task::{Context, Poll, Wake, Waker};
 use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
 use twinbuf::loader::At;
 use twinbuf::loader::Backend;
 use twinbuf::mmap::{ReadMode, Reader};
+use twinbuf::pipe::{Front, Items};
 use twinbuf::{
     BatchIndices, BoxError, Checkpoint, Dataset, Error, LastBatch, Loader, Plan, Records, Shuffle, mmap,
 };
@@ -28,6 +29,31 @@ use twinbuf::{
 pub fn example(name: &str) -> Command {
     let test = std::env::current_exe().unwrap();
     Command::new(test.ancestors().nth(2).unwrap().join("examples").join(name))
+}
+
+/// Longer than anything takes in these tests. Only a failing test waits this long.
+pub const LONG: Duration = Duration::from_secs(300);
+
+/// Lets other threads run until this is so.
+#[track_caller]
+pub fn until(mut is_so: impl FnMut() -> bool) {
+    let began = Instant::now();
+    while !is_so() {
+        assert!(began.elapsed() < LONG, "it never comes");
+        std::thread::yield_now();
+    }
+}
+
+/// Lets the other threads run, to expose a thread that does not wait when it should. Only briefly: on a busy processor
+/// each call waits for everything else that runs there.
+pub fn yield_often() {
+    let began = Instant::now();
+    for _ in 0..2000 {
+        std::thread::yield_now();
+        if began.elapsed() > Duration::from_millis(20) {
+            return;
+        }
+    }
 }
 
 /// Uses a processor for this long.
@@ -48,9 +74,30 @@ pub fn record(i: u64) -> Vec<u8> {
     bytes
 }
 
+/// A folder for files of a test.
+pub fn folder() -> TempDir {
+    tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap()
+}
+
+/// The names in a folder, sorted.
+pub fn names(folder: &Path) -> Vec<String> {
+    let entries = std::fs::read_dir(folder).unwrap();
+    let mut names: Vec<_> = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+    names.sort();
+    names
+}
+
+/// A file of this name with these bytes, in a folder of its own.
+pub fn written(name: &str, bytes: impl IntoIterator<Item = u8>) -> (TempDir, PathBuf) {
+    let folder = folder();
+    let path = folder.path().join(name);
+    std::fs::write(&path, Vec::from_iter(bytes)).unwrap();
+    (folder, path)
+}
+
 /// Files with these numbers of records.
 pub fn files(shards: &[u64]) -> (TempDir, Vec<PathBuf>) {
-    let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let dir = folder();
     let mut first = 0;
     let paths = shards
         .iter()
@@ -64,6 +111,11 @@ pub fn files(shards: &[u64]) -> (TempDir, Vec<PathBuf>) {
         })
         .collect();
     (dir, paths)
+}
+
+/// A plan that takes the records in their order, and leaves a partial batch out.
+pub fn in_order(records: u64, batch: u64) -> Plan {
+    Plan::builder(records).batch(batch).build().unwrap()
 }
 
 /// A plan that shuffles single records and keeps the partial batch.
@@ -101,6 +153,21 @@ pub fn modes(data: &Arc<Records>) -> Vec<ReadMode> {
 /// The place of a batch of an unnamed loader.
 pub fn at(epoch: u64, step: u64) -> At {
     At { loader: None, epoch, step: Some(step) }
+}
+
+/// Calls `drive` while an iterator has nothing yet.
+pub fn driven<F: Front>(
+    items: &mut Items<'_, F>,
+    mut drive: impl FnMut(),
+) -> impl Iterator<Item = Result<F::Item, Error>> {
+    std::iter::from_fn(move || {
+        loop {
+            match items.try_next() {
+                Poll::Ready(found) => return found,
+                Poll::Pending => drive(),
+            }
+        }
+    })
 }
 
 /// Copies the batches of an epoch.
@@ -170,6 +237,13 @@ impl Wake for Woken {
     }
 }
 
+/// A waker that counts its wakes, and the receiver of their messages.
+pub fn woken() -> (Arc<Woken>, Waker, Receiver<()>) {
+    let (told, wakes) = channel();
+    let woken = Arc::new(Woken(AtomicU64::new(0), told));
+    (woken.clone(), Waker::from(woken), wakes)
+}
+
 /// Eight records without a file. A batch is read when the other end of the channel sends.
 pub struct Gated(pub Receiver<()>);
 
@@ -208,9 +282,7 @@ where
     let mut loader = loader;
     let mut epoch = loader.epoch(0);
     assert!(epoch.poll_next(&mut Context::from_waker(&waker)).is_pending());
-    while epoch.report().loads == 0 {
-        std::thread::yield_now(); // an epoch dropped before its first load reads nothing
-    }
+    until(|| epoch.report().loads > 0); // an epoch dropped before its first load reads nothing
     drop(epoch);
     *task.owned.lock().unwrap() = Some(loader);
     drop((waker, task));

@@ -19,8 +19,6 @@ pub struct Model {
 
 impl Model {
     pub fn new(sizes: &[usize]) -> Self {
-        let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
-        let path = folder.path().join("model.safetensors");
         let (mut tensors, mut data) = (Vec::new(), Vec::new());
         for (layer, &size) in sizes.iter().enumerate() {
             tensors.push((format!("m.{layer}.down"), "F32", [4], 16));
@@ -28,7 +26,7 @@ impl Model {
             tensors.push((format!("m.{layer}.mlp.up"), "BF16", [size], 2 * size));
             data.extend((0..size).flat_map(|i| number(layer, i).to_le_bytes()));
         }
-        std::fs::write(&path, twinbuf_testing::safetensors(tensors, data)).unwrap();
+        let (folder, path) = super::written("model.safetensors", twinbuf_testing::safetensors(tensors, data));
         let numbers = sizes.iter().enumerate();
         let numbers = numbers.map(|(layer, &size)| (0..size).map(|i| number(layer, i)).collect()).collect();
         Self { _folder: folder, path, numbers }

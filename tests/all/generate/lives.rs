@@ -36,7 +36,7 @@ fn dropped_while_a_round_is_made_it_waits_for_it() {
 fn a_forked_process_leaves_the_trace_alone() {
     // The caller's side writes several times: in some of the forked processes a write would be due immediately.
     const ROUNDS: u64 = 150;
-    let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let dir = crate::common::folder();
     let path = dir.path().join("trace.json");
     for overlap in [false, true] {
         let make = |round, slot: &mut u64| {

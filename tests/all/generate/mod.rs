@@ -7,30 +7,17 @@ use std::collections::HashSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Barrier, Mutex, mpsc};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use twinbuf::generate::Generator;
 use twinbuf::loader::At;
 use twinbuf::observe::{Trace, Verdict};
 use twinbuf::{BoxError, Error, generate};
 
+use crate::common::{LONG, yield_often};
+
 /// Overlap and lockstep.
 const MODES: [(bool, bool); 4] = [(false, false), (false, true), (true, false), (true, true)];
-
-/// Longer than anything takes here. Only a failing test waits this long.
-const LONG: Duration = Duration::from_secs(300);
-
-/// Lets the other threads run, to expose a thread that does not wait when it should. Only briefly: on a busy processor
-/// each call waits for everything else that runs there.
-fn yield_often() {
-    let began = Instant::now();
-    for _ in 0..2000 {
-        std::thread::yield_now();
-        if began.elapsed() > Duration::from_millis(20) {
-            return;
-        }
-    }
-}
 
 fn round(round: u64) -> At {
     At { loader: None, epoch: round, step: None }
