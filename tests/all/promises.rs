@@ -27,6 +27,9 @@ use crate::common::{LONG, Reads, in_order, numbers, until, woken};
 const SLOTS: usize = 3;
 const UNITS: u64 = SIZES.len() as u64;
 
+/// Overlap, and one of `Tested::WORKERS`.
+type Mode = (bool, usize);
+
 /// What a source does for a unit before it fills the slot.
 type Fill = Arc<dyn Fn(u64) -> Result<(), BoxError> + Send + Sync>;
 
@@ -42,13 +45,19 @@ struct Setup {
 }
 
 impl Setup {
-    fn new(overlap: bool, variant: usize) -> Self {
+    fn new((overlap, variant): Mode) -> Self {
         Self { overlap, variant, held_timeout: LONG, fill: Arc::new(|_| Ok(())), kept: RefCell::default() }
     }
 
     fn filled(self, fill: impl Fn(u64) -> Result<(), BoxError> + Send + Sync + 'static) -> Self {
         Self { fill: Arc::new(fill), ..self }
     }
+}
+
+/// The setup is dropped after the front.
+fn built<F: Tested>(setup: Setup) -> (Setup, F) {
+    let front = F::build(&setup);
+    (setup, front)
 }
 
 trait Tested: Front<Item: Send> + Sized {
@@ -226,7 +235,7 @@ macro_rules! promises {
     (@ $name:ident($overlap:ident) $($front:ty),+) => {$(
         for variant in 0..<$front as Tested>::WORKERS.len() {
             println!("{}, variant {variant}, overlap {}", std::any::type_name::<$front>(), $overlap);
-            promise::$name::<$front>($overlap, variant);
+            promise::$name::<$front>(($overlap, variant));
         }
     )+};
 }
@@ -247,9 +256,9 @@ promises! {
 #[cfg(unix)]
 promises! { a_forked_process_is_told }
 
-fn ready<T>(found: Poll<Option<Result<T, Error>>>) -> T {
-    let Poll::Ready(Some(item)) = found else { panic!("no item") };
-    item.unwrap()
+fn in_time<T>(found: Poll<T>) -> T {
+    let Poll::Ready(found) = found else { panic!("it waited for {LONG:?}, or it does not wait") };
+    found
 }
 
 fn place(error: &Error) -> &At {
@@ -267,7 +276,7 @@ fn unit(at: &At) -> u64 {
 mod promise {
     use super::*;
 
-    pub(super) fn every_way_to_wait_gives_the_same<F: Tested>(overlap: bool, variant: usize) {
+    pub(super) fn every_way_to_wait_gives_the_same<F: Tested>(mode: Mode) {
         type Way<F> = fn(&mut Items<'_, F>) -> Option<Result<<F as Front>::Item, Error>>;
         fn look_until<T>(mut look: impl FnMut() -> Poll<T>) -> T {
             loop {
@@ -284,7 +293,7 @@ mod promise {
             |items| pollster::block_on(items.next_async()),
             |items| pollster::block_on(poll_fn(|cx| Stream::poll_next(Pin::new(&mut *items), cx))),
         ];
-        let setup = Setup::new(overlap, variant);
+        let setup = Setup::new(mode);
         let (mut front, mut reached) = (F::build(&setup), 0);
         for way in ways {
             let mut items = front.call();
@@ -297,13 +306,13 @@ mod promise {
         front.close().unwrap();
     }
 
-    pub(super) fn a_wait_that_ends_early_loses_nothing<F: Tested>(overlap: bool, variant: usize) {
+    pub(super) fn a_wait_that_ends_early_loses_nothing<F: Tested>(mode @ (overlap, variant): Mode) {
         if !overlap || !F::FILLS || F::WORKERS[variant] > 1 {
             return;
         }
         let (open, gate) = channel();
         let gate = Mutex::new(gate);
-        let setup = Setup::new(overlap, variant).filled(move |_| Ok(gate.lock().unwrap().recv()?));
+        let setup = Setup::new(mode).filled(move |_| Ok(gate.lock().unwrap().recv()?));
         let mut front = F::build(&setup);
         let mut items = front.call();
         for _ in 0..3 {
@@ -316,22 +325,22 @@ mod promise {
         open.send(()).unwrap();
         wakes.recv().unwrap();
         assert_eq!(woken.0.load(Ordering::Relaxed), 1, "woken once");
-        assert_eq!(F::number(&ready(items.try_next())), 0);
+        assert_eq!(F::number(&in_time(items.try_next()).unwrap().unwrap()), 0);
         open.send(()).unwrap();
-        assert_eq!(F::number(&ready(items.next_timeout(LONG))), 1);
+        assert_eq!(F::number(&in_time(items.next_timeout(LONG)).unwrap().unwrap()), 1);
         open.send(()).unwrap();
         assert_eq!(F::number(&pollster::block_on(items.next_async()).unwrap().unwrap()), 2);
         // Then the source fails.
         drop(open);
-        let Poll::Ready(Some(Err(error))) = items.next_timeout(LONG) else { panic!("no error") };
+        let error = in_time(items.next_timeout(LONG)).unwrap().map(|item| F::number(&item)).unwrap_err();
         assert_eq!(unit(place(&error)), 3);
         assert!(matches!(items.try_next(), Poll::Ready(None)));
         assert!(matches!(items.poll_next(&mut Context::from_waker(&waker)), Poll::Ready(None)));
     }
 
-    pub(super) fn slots_that_are_held_are_an_error_and_no_hang<F: Tested>(overlap: bool, variant: usize) {
+    pub(super) fn slots_that_are_held_are_an_error_and_no_hang<F: Tested>(mode: Mode) {
         const TIMEOUT: Duration = Duration::from_millis(20);
-        let setup = Setup { held_timeout: TIMEOUT, ..Setup::new(overlap, variant) };
+        let setup = Setup { held_timeout: TIMEOUT, ..Setup::new(mode) };
         let (mut front, mut reached) = (F::build(&setup), 0);
         // A thread; a task, each time anew; a task after a call that did not wait; a thread that would wait for longer.
         let (block, task, until) = (0, 1, 2);
@@ -346,10 +355,7 @@ mod promise {
             let error = match way {
                 0 => items.next(),
                 1 => pollster::block_on(items.next_async()),
-                _ => match items.next_timeout(LONG) {
-                    Poll::Ready(found) => found,
-                    Poll::Pending => panic!("it waited for {LONG:?}"),
-                },
+                _ => in_time(items.next_timeout(LONG)),
             };
             let error = error.unwrap().map(|item| F::number(&item)).unwrap_err();
             assert!(tried || began.elapsed() >= TIMEOUT, "not before its time");
@@ -368,12 +374,8 @@ mod promise {
         front.close().unwrap();
     }
 
-    pub(super) fn a_slot_that_another_thread_drops_late_is_waited_for<F: Tested>(
-        overlap: bool,
-        variant: usize,
-    ) {
-        let setup = Setup::new(overlap, variant);
-        let mut front = F::build(&setup);
+    pub(super) fn a_slot_that_another_thread_drops_late_is_waited_for<F: Tested>(mode: Mode) {
+        let (_setup, mut front) = built::<F>(Setup::new(mode));
         std::thread::scope(|scope| {
             let mut items = front.call();
             let (send, held) = channel();
@@ -402,10 +404,7 @@ mod promise {
         });
     }
 
-    pub(super) fn a_slot_that_is_dropped_in_time_may_be_filled_for_longer<F: Tested>(
-        overlap: bool,
-        variant: usize,
-    ) {
+    pub(super) fn a_slot_that_is_dropped_in_time_may_be_filled_for_longer<F: Tested>(mode: Mode) {
         const TIMEOUT: Duration = Duration::from_millis(20);
         let fill = |unit| {
             if unit >= SLOTS as u64 {
@@ -413,7 +412,7 @@ mod promise {
             }
             Ok(())
         };
-        let setup = Setup { held_timeout: TIMEOUT, ..Setup::new(overlap, variant) }.filled(fill);
+        let setup = Setup { held_timeout: TIMEOUT, ..Setup::new(mode) }.filled(fill);
         let mut front = F::build(&setup);
         std::thread::scope(|scope| {
             let mut items = front.call();
@@ -424,10 +423,7 @@ mod promise {
                 send.send(held.pop_front()).unwrap(); // it is dropped while this thread waits
                 let found = match unit % 2 {
                     0 => items.next(),
-                    _ => match items.next_timeout(LONG) {
-                        Poll::Ready(found) => found,
-                        Poll::Pending => panic!("it waited for {LONG:?}"),
-                    },
+                    _ => in_time(items.next_timeout(LONG)),
                 };
                 match found.unwrap() {
                     Ok(item) => held.push_back(item),
@@ -438,13 +434,9 @@ mod promise {
         });
     }
 
-    pub(super) fn a_slot_that_an_earlier_call_found_held_has_its_full_time_again<F: Tested>(
-        overlap: bool,
-        variant: usize,
-    ) {
+    pub(super) fn a_slot_that_an_earlier_call_found_held_has_its_full_time_again<F: Tested>(mode: Mode) {
         const TIMEOUT: Duration = Duration::from_millis(20);
-        let setup = Setup { held_timeout: TIMEOUT, ..Setup::new(overlap, variant) };
-        let mut front = F::build(&setup);
+        let (_setup, mut front) = built::<F>(Setup { held_timeout: TIMEOUT, ..Setup::new(mode) });
         let mut items = front.call();
         let mut held: Vec<_> = (0..SLOTS).map(|_| items.next().unwrap().unwrap()).collect();
         // The first call leaves before the time is over, the second receives the error.
@@ -464,9 +456,8 @@ mod promise {
     }
 
     /// A task whose slot is held is woken by its release alone, and then nothing is held.
-    pub(super) fn a_slot_that_is_released_wakes_its_task<F: Tested>(overlap: bool, variant: usize) {
-        let setup = Setup::new(overlap, variant);
-        let mut front = F::build(&setup);
+    pub(super) fn a_slot_that_is_released_wakes_its_task<F: Tested>(mode: Mode) {
+        let (_setup, mut front) = built::<F>(Setup::new(mode));
         let mut items = front.call();
         let mut held: Vec<_> = (0..SLOTS).map(|_| items.next().unwrap().unwrap()).collect();
         let (woken, waker, wakes) = woken();
@@ -493,11 +484,11 @@ mod promise {
         until(|| Arc::strong_count(&woken) == 2);
     }
 
-    pub(super) fn a_fault_comes_once_and_in_its_place<F: Tested>(overlap: bool, variant: usize) {
+    pub(super) fn a_fault_comes_once_and_in_its_place<F: Tested>(mode @ (_, variant): Mode) {
         for (at, panics) in (0..UNITS).flat_map(|at| [(at, false), (at, true)]).filter(|_| F::FILLS) {
             let calls = Arc::new(AtomicU64::new(0));
             let counted = calls.clone();
-            let setup = Setup::new(overlap, variant).filled(move |unit| {
+            let setup = Setup::new(mode).filled(move |unit| {
                 counted.fetch_add(1, Ordering::Relaxed);
                 assert!(unit != at || !panics, "unit {unit} is cursed");
                 if unit == at { Err(format!("no unit {unit}").into()) } else { Ok(()) }
@@ -531,10 +522,9 @@ mod promise {
         }
     }
 
-    pub(super) fn an_iterator_without_a_call_waits_for_nothing<F: Tested>(overlap: bool, variant: usize) {
+    pub(super) fn an_iterator_without_a_call_waits_for_nothing<F: Tested>(mode: Mode) {
         for taken in 0..=SIZES.len() {
-            let setup = Setup::new(overlap, variant);
-            let mut front = F::build(&setup);
+            let (_setup, mut front) = built::<F>(Setup::new(mode));
             assert!(Items::lent(&mut front).next_timeout(LONG).is_ready(), "before the first");
             assert!(front.call().take(taken).all(|item| item.is_ok()));
             assert!(Items::lent(&mut front).next_timeout(LONG).is_ready(), "after {taken}");
@@ -543,11 +533,11 @@ mod promise {
         }
     }
 
-    pub(super) fn close_tells_what_nobody_has_heard<F: Tested>(overlap: bool, variant: usize) {
+    pub(super) fn close_tells_what_nobody_has_heard<F: Tested>(mode @ (overlap, _): Mode) {
         for heard in [false, true].into_iter().filter(|_| overlap && F::FILLS) {
             let (tell, told) = channel();
             let tell = Mutex::new(tell);
-            let setup = Setup::new(overlap, variant).filled(move |unit| {
+            let setup = Setup::new(mode).filled(move |unit| {
                 if unit != 1 {
                     return Ok(());
                 }
@@ -570,14 +560,10 @@ mod promise {
         }
     }
 
-    pub(super) fn what_is_left_anywhere_joins_its_threads_and_loses_nothing<F: Tested>(
-        overlap: bool,
-        variant: usize,
-    ) {
+    pub(super) fn what_is_left_anywhere_joins_its_threads_and_loses_nothing<F: Tested>(mode: Mode) {
         let ends = ["drop", "close", "panic", "leak"];
         for (taken, end) in (0..=UNITS).flat_map(|taken| ends.map(|end| (taken, end))) {
-            let setup = Setup::new(overlap, variant);
-            let mut front = F::build(&setup);
+            let (setup, mut front) = built::<F>(Setup::new(mode));
             let mut items = front.call();
             (0..taken).for_each(|unit| assert_eq!(F::number(&items.next().unwrap().unwrap()), unit));
             drop(items);
@@ -601,8 +587,7 @@ mod promise {
             assert_eq!(Arc::strong_count(&setup.fill), 1, "after {taken}, {end}");
         }
         for close in [true, false] {
-            let setup = Setup::new(overlap, variant);
-            let front = F::build(&setup);
+            let (setup, front) = built::<F>(Setup::new(mode));
             if close {
                 front.close().unwrap();
             } else {
@@ -614,7 +599,7 @@ mod promise {
 
     /// Its threads stay in the process that it was forked from, here in the middle of a fill.
     #[cfg(unix)]
-    pub(super) fn a_forked_process_is_told<F: Tested>(overlap: bool, variant: usize) {
+    pub(super) fn a_forked_process_is_told<F: Tested>(mode @ (overlap, _): Mode) {
         use crate::common::forked::forked;
         if !overlap || !F::FILLS || F::OPTION == "device_depth" {
             return;
@@ -624,7 +609,7 @@ mod promise {
             let gate = Mutex::new(gate);
             // Not the first one: the worker that has the second might take what was sent for it.
             let fill = move |unit| if unit == 0 { Ok(()) } else { Ok(gate.lock().unwrap().recv()?) };
-            (open, F::build(&Setup::new(overlap, variant).filled(fill)))
+            (open, F::build(&Setup::new(mode).filled(fill)))
         };
         let (open, mut front) = build();
         let mut items = front.call();
