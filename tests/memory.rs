@@ -3,31 +3,39 @@
 mod common;
 
 use common::{RECORD, files, in_order, modes, open, plan};
-use twinbuf::loader::MemoryLimit;
+use twinbuf::loader::{LoaderBuilder, MemoryLimit};
 use twinbuf::mmap::Reader;
-use twinbuf::transform::Convert;
+use twinbuf::transform::{Convert, per_record};
 use twinbuf::{Error, Loader};
+
+/// Checks that a loader takes so many bytes of a limit, and that an error spells them out.
+fn takes(bytes: u64, sum: &str, builder: impl Fn() -> LoaderBuilder) {
+    builder().memory_limit(bytes).build().expect(sum);
+    let error = builder().memory_limit(bytes - 1).build().expect_err(sum).to_string();
+    let wanted = format!("wanted at least {bytes} bytes ({sum}), found {}", bytes - 1);
+    assert_eq!(error, format!("option `memory_limit`: {wanted}"));
+}
 
 #[test]
 fn a_loader_that_does_not_fit_its_limit_is_refused_with_the_sum() {
     let (_dir, paths) = files(&[64]);
-    let build = |limit: u64, transformed: bool| {
-        let builder = Loader::builder(open(&paths), plan(64, 8)).depth(3).memory_limit(limit);
-        if transformed { builder.transform(Convert::U16ToU32) } else { builder }.build()
-    };
-    let slots = 3 * 8 * RECORD as u64;
-    assert!(build(slots, false).is_ok());
-    let sum = "at least 12288 bytes (3 host slots of 8 records of 512 bytes)";
-    let error = build(slots - 1, false).unwrap_err().to_string();
-    assert_eq!(error, format!("option `memory_limit`: wanted {sum}, found 12287"));
-    // Twice the size in the slots, and one untransformed batch for the worker and for a caller that helps: it is shorter than a part.
+    let builder = || Loader::builder(open(&paths), plan(64, 8));
+    takes(3 * 4096, "3 host slots of 8 records of 512 bytes", || builder().depth(3));
+    takes(2 * 8192, "2 host slots of 8 records of 1024 bytes in 2 fields", || {
+        Loader::builder((open(&paths), open(&paths)), plan(64, 8)).depth(2)
+    });
+    // One untransformed batch for each worker, and for a caller that helps, which runs no foreign code: it is shorter
+    // than a part.
     let helper = std::thread::available_parallelism().unwrap().get() > 1;
-    let transformed = 2 * slots + (1 + u64::from(helper)) * 8 * RECORD as u64;
-    assert!(build(transformed, true).is_ok());
-    let error = build(transformed - 1, true).unwrap_err();
-    let scratch = if helper { 8192 } else { 4096 };
-    let sum = format!("1024 bytes and {scratch} bytes before the transform)");
-    assert!(error.to_string().contains(&sum), "{error}");
+    let scratch = 4096 * (1 + u64::from(helper));
+    let sum = format!("3 host slots of 8 records of 1024 bytes and {scratch} bytes before the transform");
+    takes(3 * 8192 + scratch, &sum, || builder().depth(3).transform(Convert::U16ToU32));
+    for workers in 1..=4 {
+        let scratch = 4096 * workers as u64;
+        let sum = format!("5 host slots of 8 records of 512 bytes and {scratch} bytes before the transform");
+        let own = || per_record(RECORD, |_, _, _| Ok(()));
+        takes(5 * 4096 + scratch, &sum, || builder().depth(5).workers(workers).transform(own()));
+    }
 }
 
 /// Without hints or overlap, reads past the page cache still go through memory of the reader.

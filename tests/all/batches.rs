@@ -10,7 +10,8 @@ use crate::common::{
     until,
 };
 use twinbuf::loader::LoaderBuilder;
-use twinbuf::{Error, Loader};
+use twinbuf::transform::Convert;
+use twinbuf::{Loader, Records};
 
 #[test]
 fn the_same_bytes_in_every_configuration() {
@@ -114,31 +115,48 @@ fn slots_are_no_larger_than_the_largest_batch() {
 }
 
 #[test]
-fn options_that_cannot_work_are_refused() {
+fn what_cannot_work_is_refused_before_slots_are_wanted() {
     let (_dir, paths) = files(&[16]);
-    let refused = |builder: LoaderBuilder| match builder.build().unwrap_err() {
-        Error::Option { option, wanted, found } => (option, wanted, found),
-        error => panic!("{error:?}"),
-    };
-    for (depth, workers, overlap, least) in
-        [(0, 1, true, 2), (1, 1, true, 2), (3, 3, true, 4), (0, 3, false, 1)]
-    {
-        let builder = Loader::builder(open(&paths), plan(16, 4)).depth(depth);
-        let (option, wanted, found) = refused(builder.workers(workers).overlap(overlap));
-        let workers = if overlap { workers } else { 1 };
-        assert_eq!(wanted, format!("at least {least} slots for {workers} workers"));
-        assert_eq!((option, found), ("depth", depth.to_string()));
-    }
-    let (option, wanted, found) = refused(Loader::builder(open(&paths), plan(17, 4)));
-    let most = "a plan for at most the data set's 16 records";
-    assert_eq!((option, &*wanted, &*found), ("plan", most, "one for 17"));
-
+    let builder = || Loader::builder(open(&paths), in_order(16, 4));
+    let halves = || Records::open(&paths, RECORD / 2).unwrap();
+    let at = paths[0].display();
     // Some systems grant any memory that has an address. These slots must be refused, not abort.
-    let records = 1 << 39;
-    let builder = Loader::builder(Reads(records, RECORD, nothing), in_order(records, records));
-    let (option, _, found) = refused(builder.depth(8));
-    let slots = "2251799813685248 bytes: 8 host slots of 549755813888 records of 512 bytes";
-    assert_eq!((option, &*found), ("depth", slots));
+    let huge = || Loader::builder(Reads(1 << 39, RECORD, nothing), in_order(1 << 39, 1 << 39)).depth(8);
+    let refused: [(&dyn Fn() -> LoaderBuilder, &str); 11] = [
+        (&|| builder().workers(0), "option `workers`: wanted 1 to 64 threads, found 0"),
+        (&|| builder().workers(65).overlap(false), "option `workers`: wanted 1 to 64 threads, found 65"),
+        (&|| builder().depth(0), "option `depth`: wanted at least 2 slots for 1 workers, found 0"),
+        (&|| builder().depth(1), "option `depth`: wanted at least 2 slots for 1 workers, found 1"),
+        (&|| builder().depth(3).workers(3), "option `depth`: wanted at least 4 slots for 3 workers, found 3"),
+        (
+            &|| builder().depth(0).workers(3).overlap(false),
+            "option `depth`: wanted at least 1 slots for 1 workers, found 0",
+        ),
+        (&huge, ", found 2251799813685248 bytes: 8 host slots of 549755813888 records of 512 bytes"),
+        (
+            &|| Loader::builder(open(&paths), in_order(17, 4)),
+            "option `plan`: wanted a plan for at most the data set's 16 records, found one for 17",
+        ),
+        (
+            &|| builder().transform_field(1, Convert::U16ToU32),
+            "option `transform_field`: wanted a field below 1, found 1",
+        ),
+        (
+            &|| Loader::builder((open(&paths), halves()), in_order(16, 4)),
+            &format!(
+                "option `dataset`: wanted fields with the same number of records, found 16 in {at} and 32 in {at}"
+            ),
+        ),
+        (
+            &|| Loader::builder(Vec::<Records>::new(), in_order(1, 1)),
+            "option `dataset`: wanted at least one data set, found none",
+        ),
+    ];
+    for (builder, wanted) in refused {
+        let error = builder().wanted_slots().expect_err(wanted).to_string();
+        assert!(error.ends_with(wanted), "{error}");
+        assert_eq!(builder().build().expect_err(wanted).to_string(), error);
+    }
 }
 
 #[test]

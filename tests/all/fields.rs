@@ -4,7 +4,7 @@
 
 use std::path::PathBuf;
 
-use crate::common::{RECORD, files, in_order, open, saved, written};
+use crate::common::{files, in_order, open, saved, written};
 use tempfile::TempDir;
 use twinbuf::mmap::{Cut, DType};
 use twinbuf::transform::{Transform, per_record};
@@ -79,9 +79,6 @@ fn each_field_has_a_transform_of_its_own() {
             assert_eq!((pixels, *class as f32), (&[record, 100.0 + record, 7.0][..], record - 30.0));
         }
     }
-    let builder = Loader::builder(open_pair(&images, &labels), plan(8));
-    let error = builder.transform_field(2, per_record(4, |_, _, _| Ok(()))).build().unwrap_err();
-    assert_eq!(error.to_string(), "option `transform_field`: wanted a field below 2, found 2");
 }
 
 #[test]
@@ -159,18 +156,6 @@ fn a_checkpoint_belongs_to_all_fields() {
         let error = loader.epochs_from(&checkpoint, 1).map(drop).unwrap_err();
         assert!(matches!(&error, Error::Checkpoint { field: found, .. } if *found == field), "{error}");
     }
-}
-
-#[test]
-fn memory_is_that_of_all_fields() {
-    let (_dir, paths) = files(&[RECORDS]);
-    let build =
-        |limit| Loader::builder((open(&paths), open(&paths)), plan(8)).depth(2).memory_limit(limit).build();
-    let slot = (2 * 8 * RECORD) as u64;
-    build(2 * slot).unwrap();
-    let wanted = "at least 16384 bytes (2 host slots of 8 records of 1024 bytes in 2 fields), found 16383";
-    let error = build(2 * slot - 1).unwrap_err().to_string();
-    assert_eq!(error, format!("option `memory_limit`: wanted {wanted}"));
 }
 
 #[test]

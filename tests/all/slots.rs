@@ -150,28 +150,3 @@ fn build_takes_the_wanted_slots_and_no_others() {
         assert_eq!(builder.wanted_slots().unwrap().0, 3, "{which}");
     }
 }
-
-#[test]
-fn no_slots_are_wanted_where_build_refuses() {
-    let (_dir, paths) = files(&[32]);
-    let builder = |records| Loader::builder(common::open(&paths), in_order(records, 4));
-    let refused: [(&dyn Fn() -> LoaderBuilder, &str); 6] = [
-        (&|| builder(32).workers(0), "option `workers`"),
-        (&|| builder(32).workers(65).overlap(false), "option `workers`"),
-        (&|| builder(32).depth(1), "option `depth`"),
-        (&|| builder(33), "option `plan`"),
-        (&|| builder(32).transform_field(1, Convert::U16ToU32), "option `transform_field`"),
-        (
-            &|| {
-                let data = Records::open(&paths, RECORD / 2).unwrap();
-                Loader::builder((common::open(&paths), data), in_order(32, 4))
-            },
-            "option `dataset`",
-        ),
-    ];
-    for (builder, wanted) in refused {
-        let error = builder().wanted_slots().unwrap_err().to_string();
-        assert!(error.starts_with(wanted), "{error}");
-        assert_eq!(builder().build().unwrap_err().to_string(), error);
-    }
-}
