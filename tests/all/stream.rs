@@ -36,14 +36,9 @@ fn every_byte_in_every_way() {
                 };
                 assert_eq!(layers.kept(), keep);
                 for pass in 0..3 {
-                    let mut count = 0;
-                    for (number, group) in layers.pass().enumerate() {
-                        let group = group.unwrap();
-                        model.check(&group, number);
-                        assert_eq!(group.pass(), pass);
-                        count += 1;
-                    }
-                    assert_eq!(count, SIZES.len());
+                    let of_pass = |group: &Group| assert_eq!(group.pass(), pass);
+                    let groups = layers.pass().map(|group| group.inspect(of_pass));
+                    model.check_all(groups, 0..SIZES.len());
                 }
                 // What was kept was read once. In a cycle more may have been read ahead.
                 let loads = layers.report().loads;
@@ -64,9 +59,7 @@ fn any_order_and_no_gap_between_passes() {
             |pass: u64, step: usize| if pass % 2 == 0 { step } else { SIZES.len() - 1 - step };
         let mut layers = stream(model.groups()).cycle().order(back_and_forth).keep(keep).build().unwrap();
         for pass in 0..4 {
-            for (step, group) in layers.pass().enumerate() {
-                model.check(&group.unwrap(), back_and_forth(pass, step));
-            }
+            model.check_all(layers.pass(), (0..SIZES.len()).map(|step| back_and_forth(pass, step)));
         }
     }
     // The first group of the next pass is read while nobody asks for it.
@@ -104,7 +97,7 @@ fn a_pass_after_one_with_an_order_that_is_none_has_its_groups() {
         assert_eq!(layers.pass().map(Result::unwrap).count(), SIZES.len());
         assert_eq!(layers.pass().take(asked).filter(Result::is_err).count(), asked);
         for _ in 0..2 {
-            layers.pass().enumerate().for_each(|(number, group)| model.check(&group.unwrap(), number));
+            model.check_all(layers.pass(), 0..SIZES.len());
         }
     }
 }
@@ -234,7 +227,7 @@ fn an_iterator_without_a_pass_is_over_at_once() {
             assert_eq!(none.count(), 0);
             layers.pass().take(left).for_each(|group| drop(group.unwrap()));
             assert_eq!(Items::lent(&mut layers).count(), 0);
-            layers.pass().enumerate().for_each(|(number, group)| model.check(&group.unwrap(), number));
+            model.check_all(layers.pass(), 0..SIZES.len());
         }
     }
 }
@@ -372,9 +365,7 @@ fn what_fits_is_read_once() {
         layers.pass().for_each(|group| drop(group.unwrap()));
         let first = layers.report();
         for _pass in 0..2 {
-            for (number, group) in layers.pass().enumerate() {
-                model.check(&group.unwrap(), number);
-            }
+            model.check_all(layers.pass(), 0..5);
         }
         let report = layers.report();
         assert_eq!((report.loads, report.reading.bytes), (first.loads, first.reading.bytes));

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use twinbuf::Error;
 use twinbuf::mmap::Groups;
 use twinbuf::stream::{Group, Tensors};
 
@@ -35,6 +36,17 @@ impl Model {
     pub fn groups(&self) -> Groups {
         let layer = |name: &str| name.split('.').nth(1)?.parse::<u32>().ok();
         Tensors::open([&self.path]).unwrap().groups_by(layer).unwrap()
+    }
+
+    /// Checks that these are the groups of these numbers.
+    pub fn check_all(
+        &self,
+        groups: impl Iterator<Item = Result<Group, Error>>,
+        numbers: impl Iterator<Item = usize>,
+    ) {
+        let mut numbers = numbers.into_iter();
+        groups.for_each(|group| self.check(&group.unwrap(), numbers.next().unwrap()));
+        assert_eq!(numbers.next(), None);
     }
 
     pub fn check(&self, group: &Group, number: usize) {
