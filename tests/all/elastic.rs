@@ -5,25 +5,28 @@
 use std::collections::BTreeSet;
 
 use crate::common::{RECORD, Reads, files, in_order, numbers, open, saved};
-use twinbuf::loader::Epochs;
+use twinbuf::loader::{Epochs, LoaderBuilder};
 use twinbuf::{Checkpoint, Error, LastBatch, Loader, Plan, Shuffle};
 use twinbuf_testing::Random;
+
+/// A loader of numbers, as many as the plan has.
+fn load(plan: &Plan) -> LoaderBuilder {
+    Loader::builder(Reads(plan.list().range().end, 8, numbers), plan.clone())
+}
 
 /// Takes up to `steps` steps of one rank with `workers` threads, and returns the checkpoint after them. The records go
 /// to `seen`.
 fn go_on(
-    plan: Plan,
+    plan: &Plan,
     from: &Checkpoint,
     steps: Option<u64>,
     workers: usize,
     seen: &mut Vec<u64>,
 ) -> (u64, Checkpoint) {
-    let left = plan.clone();
-    let builder = Loader::builder(Reads(plan.list().range().end, 8, numbers), plan);
-    let builder = if workers > 0 { builder.workers(workers) } else { builder.overlap(false) };
+    let builder = if workers > 0 { load(plan).workers(workers) } else { load(plan).overlap(false) };
     let mut loader = builder.build().unwrap();
     for end in from.epoch()..from.epoch() + 4 {
-        let foretold = from.steps_left(&left, end).unwrap() as usize;
+        let foretold = from.steps_left(plan, end).unwrap() as usize;
         assert_eq!(loader.epochs_from(from, end).unwrap().size_hint().1, Some(foretold), "{from:?} to {end}");
     }
     let mut epochs = loader.epochs_from(from, from.epoch() + 1).unwrap();
@@ -62,8 +65,7 @@ fn history(number: u64) -> u32 {
     let epoch = random.below(3);
     // The checkpoint of any loader at the start of that epoch.
     let Ok(one) = plan(&[(1, 1)], 1) else { unreachable!("batches of one record fit") };
-    let mut place =
-        Loader::builder(Reads(one.list().range().end, 8, numbers), one).overlap(false).build().unwrap();
+    let mut place = load(&one).overlap(false).build().unwrap();
     let mut checkpoint = if epoch == 0 {
         start
     } else {
@@ -92,7 +94,7 @@ fn history(number: u64) -> u32 {
         let mut most = 0;
         for rank in 0..world {
             let plan = plan.with_rank(rank, world).unwrap();
-            let (taken, end) = go_on(plan, &before, steps, workers, &mut seen);
+            let (taken, end) = go_on(&plan, &before, steps, workers, &mut seen);
             most = most.max(taken);
             ends.push(end);
         }
@@ -137,7 +139,7 @@ fn histories_of_ranks_and_schedules_see_every_record_once() {
 #[test]
 fn a_batch_size_that_grows_in_mid_epoch() {
     let plan = |batch| Plan::builder(44).batch(batch).shuffle(Shuffle::Full).seed(3).build().unwrap();
-    let build = |batch| Loader::builder(Reads(44, 8, numbers), plan(batch)).build().unwrap();
+    let build = |batch| load(&plan(batch)).build().unwrap();
     let records = |epochs: Epochs<'_>| -> Vec<u64> {
         epochs.flat_map(|batch| batch.unwrap().cast().unwrap().to_vec()).collect()
     };
@@ -188,9 +190,7 @@ fn a_schedule_is_resumed_at_every_step() {
         (Shuffle::None, LastBatch::Wrap),
     ] {
         let plan = Plan::builder(1000).batches(sizes).shuffle(shuffle).last_batch(tail).build().unwrap();
-        let build = |workers| {
-            Loader::builder(Reads(1000, 8, numbers), plan.clone()).workers(workers).build().unwrap()
-        };
+        let build = |workers| load(&plan).workers(workers).build().unwrap();
         let all = |loader: &mut Loader, from: &Checkpoint| -> Vec<(u64, u64, Vec<u64>)> {
             let mut epochs = loader.epochs_from(from, 3).unwrap();
             let promised = epochs.size_hint().1.unwrap();
@@ -227,7 +227,7 @@ fn a_start_at_a_step_of_a_later_epoch_is_checked_against_that_epoch() {
     // Steps of epochs 0 and 1: 5 and 10, 10 and 5.
     for (sizes, steps) in [([(5, 20), (1, 10)], 10), ([(10, 10), (1, 20)], 5)] {
         let plan = Plan::builder(100).batches(sizes).build().unwrap();
-        let mut loader = Loader::builder(Reads(100, 8, numbers), plan.clone()).build().unwrap();
+        let mut loader = load(&plan).build().unwrap();
         let start = Checkpoint::start().next_epoch();
         let inside = start.clone().with_step(steps - 1);
         assert_eq!(inside.steps_left(&plan, 2).unwrap(), 1);
@@ -240,10 +240,9 @@ fn a_start_at_a_step_of_a_later_epoch_is_checked_against_that_epoch() {
 #[test]
 fn slots_are_of_the_largest_batch_from_the_start() {
     let plan = Plan::builder(100).batches([(5, 2), (3, 16), (1, 4)]).build().unwrap();
-    let builder = || Loader::builder(Reads(100, 8, numbers), plan.clone());
-    let (slots, each) = builder().wanted_slots().unwrap();
+    let (slots, each) = load(&plan).wanted_slots().unwrap();
     assert_eq!((slots, each.size()), (3, 16 * 8));
-    let mut loader = builder().build().unwrap();
+    let mut loader = load(&plan).build().unwrap();
     let places: BTreeSet<_> = loader.epochs(0..3).map(|batch| batch.unwrap().as_ptr()).collect();
     assert_eq!(places.len(), 3);
     // 5 of 2, 3 of 16, and 10 of 4; then 25 of 4.
@@ -253,8 +252,7 @@ fn slots_are_of_the_largest_batch_from_the_start() {
 #[test]
 fn another_schedule_continues_with_the_steps_of_the_training() {
     let build = |sizes: &[(u64, u64)]| {
-        let plan = Plan::builder(100).batches(sizes.iter().copied()).build().unwrap();
-        Loader::builder(Reads(100, 8, numbers), plan).build().unwrap()
+        load(&Plan::builder(100).batches(sizes.iter().copied()).build().unwrap()).build().unwrap()
     };
     // Epoch 0 has 10 steps; epoch 1 is left after 5 of 20.
     let mut first = build(&[(10, 10), (1, 5)]);
@@ -282,7 +280,7 @@ fn another_schedule_continues_with_the_steps_of_the_training() {
 
 #[test]
 fn steps_after_a_loss_spike_are_skipped() {
-    let build = |batch| Loader::builder(Reads(40, 8, numbers), in_order(40, batch)).build().unwrap();
+    let build = |batch| load(&in_order(40, batch)).build().unwrap();
     let mut loader = build(4);
     assert_eq!(loader.epoch(0).take(3).count(), 3);
     let checkpoint = loader.checkpoint();
