@@ -9,7 +9,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use common::{folder, names};
+use common::{folder, names, until};
 use twinbuf::mmap::{Cut, DType, files};
 use twinbuf::write::{Failure, Writer, WriterBuilder};
 use twinbuf::{BoxError, Error, Plan, Records};
@@ -304,7 +304,7 @@ mod unix {
     use std::os::fd::AsRawFd as _;
 
     use super::*;
-    use crate::common::forked::forked;
+    use crate::common::forked::{forked, limit_files};
 
     #[test]
     fn of_two_writers_of_a_name_one_is_refused() {
@@ -382,9 +382,7 @@ mod unix {
             let found = names(folder.path());
             // The disk answers, so the thread ends and removes the file.
             drop(fs::File::open(&shard).unwrap());
-            while !names(folder.path()).is_empty() {
-                std::thread::yield_now();
-            }
+            until(|| names(folder.path()).is_empty());
             found == temporary
         };
         assert!(forked(|| is_left(|out| out.discard_timeout(Duration::ZERO))));
@@ -430,9 +428,7 @@ mod unix {
         };
         assert!(forked(|| std::thread::scope(|scope| {
             let made = scope.spawn(|| Writer::raw(&path, 1).build().is_ok());
-            while is_free() {
-                std::thread::yield_now(); // until it has its turn
-            }
+            until(|| !is_free()); // it has its turn
             // SAFETY: takes no pointer. The child has the lock, too; an alarm ends it.
             let child = unsafe { libc::fork() };
             if child == 0 {
@@ -487,9 +483,7 @@ mod unix {
                     fs::write(&path, b"old").unwrap();
                 }
                 assert!(forked(|| {
-                    let most = libc::rlimit { rlim_cur: limit, rlim_max: limit };
-                    // SAFETY: the struct is a live local.
-                    assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_FSIZE, &raw const most) }, 0);
+                    limit_files(limit);
                     let out = Writer::npy(&path, DType::U8, &[1000]).slot_bytes(8192).build().unwrap();
                     match write_until_error(out, rows) {
                         Ok(()) => limit >= 64_096,

@@ -4,12 +4,20 @@ use std::io::{Read, Write};
 use std::process::{Child, Command, Stdio};
 use std::thread;
 
+use crate::common::forked::{forked, limit_files};
 use crate::common::{Reads, folder, in_order, names, nothing};
 use twinbuf::{Checkpoint, Error, Loader};
 
 fn checkpoint() -> Checkpoint {
     let mut loader = Loader::builder(Reads(64, 4, nothing), in_order(64, 8)).build().unwrap();
     loader.epoch(0).next().unwrap().unwrap().checkpoint()
+}
+
+/// A path in a folder of its own.
+fn place() -> (tempfile::TempDir, std::path::PathBuf) {
+    let folder = folder();
+    let path = folder.path().join("checkpoint.json");
+    (folder, path)
 }
 
 const PATH: &str = "TWINBUF_TEST_CHECKPOINT";
@@ -43,8 +51,7 @@ fn saver() {
 fn a_file_that_is_saved_by_many_and_killed_always_loads() {
     let kills: usize = std::env::var("TWINBUF_TEST_KILLS")
         .map_or_else(|_| twinbuf_testing::extent(5, 20), |kills| kills.parse().unwrap());
-    let folder = folder();
-    let path = folder.path().join("checkpoint.json");
+    let (folder, path) = place();
     let expected = checkpoint();
     let spawn = || -> Child {
         let mut saver = Command::new(std::env::current_exe().unwrap());
@@ -76,8 +83,7 @@ fn a_file_that_is_saved_by_many_and_killed_always_loads() {
 
 #[test]
 fn a_save_that_fails_leaves_the_file_as_it_was_and_nothing_else() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("checkpoint.json");
+    let (folder, path) = place();
     // A file cannot replace a folder of that name.
     std::fs::create_dir(&path).unwrap();
     let error = format!("{:?}", checkpoint().save(&path).unwrap_err());
@@ -100,8 +106,7 @@ fn a_save_that_fails_leaves_the_file_as_it_was_and_nothing_else() {
 
 #[test]
 fn a_link_to_nothing_is_not_a_start() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("checkpoint.json");
+    let (_folder, path) = place();
     std::os::unix::fs::symlink("unmounted/checkpoint.json", &path).unwrap();
     let error = Checkpoint::load_or_start(&path).unwrap_err();
     assert!(matches!(error, Error::CheckpointFile { .. }), "{error:?}");
@@ -112,14 +117,11 @@ fn a_link_to_nothing_is_not_a_start() {
 /// No signal ends the process.
 #[test]
 fn a_limit_on_the_size_of_files_leaves_the_file_as_it_was() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("checkpoint.json");
+    let (folder, path) = place();
     Checkpoint::start().save(&path).unwrap();
     let checkpoint = checkpoint();
-    assert!(crate::common::forked::forked(|| {
-        let limit = libc::rlimit { rlim_cur: 100, rlim_max: 100 };
-        // SAFETY: the kernel reads `limit`, a live local.
-        assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_FSIZE, &raw const limit) }, 0);
+    assert!(forked(|| {
+        limit_files(100);
         matches!(checkpoint.save(&path), Err(Error::CheckpointFile { .. }))
     }));
     assert_eq!(Checkpoint::load_or_start(&path).unwrap(), Checkpoint::start());
@@ -135,7 +137,7 @@ fn a_checkpoint_is_saved_where_no_folder_above_may_be_searched() {
     let above = tempfile::tempdir().unwrap();
     let here = above.path().join("here");
     create_dir(&here).unwrap();
-    assert!(crate::common::forked::forked(|| {
+    assert!(forked(|| {
         std::env::set_current_dir(&here).unwrap();
         set_permissions(above.path(), Permissions::from_mode(0o0)).unwrap();
         // Root may search any folder. SAFETY: takes no pointer.

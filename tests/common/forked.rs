@@ -2,6 +2,13 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
+/// Limits the bytes of the files that this process writes.
+pub(crate) fn limit_files(most: libc::rlim_t) {
+    let limit = libc::rlimit { rlim_cur: most, rlim_max: most };
+    // SAFETY: the kernel reads `limit`, a live local.
+    assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_FSIZE, &raw const limit) }, 0);
+}
+
 /// Runs `child` in a forked process and returns whether it returned true; an alarm ends a hang. The child must not allocate
 /// while another thread may hold the allocator's lock; glibc's malloc takes care of that.
 pub(crate) fn forked(child: impl FnOnce() -> bool) -> bool {

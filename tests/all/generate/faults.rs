@@ -15,8 +15,7 @@ fn a_round_that_failed_is_made_again_when_it_is_asked_for() {
                 slot.push(u64::MAX); // half complete
                 return Err("the simulator crashed".into());
             }
-            *slot = vec![round];
-            Ok(())
+            number(round, slot)
         };
         let mut generator = build(mode, |round| hooks.lock().unwrap().push(round), make);
         let mut found = Vec::new();
@@ -43,13 +42,12 @@ fn a_fault_met_ahead_of_a_caller_that_left_is_told_in_the_next_call() {
         let (tell, told) = mpsc::channel();
         let mut failed = false;
         let make = move |round, slot: &mut Vec<u64>| {
-            *slot = vec![round];
             if round == 1 && !failed {
                 failed = true;
                 tell.send(())?;
                 return Err("once".into());
             }
-            Ok(())
+            number(round, slot)
         };
         let mut generator = build((true, lockstep), |_| {}, make);
         {
@@ -118,11 +116,7 @@ fn a_hook_that_panics_leaves_its_round_unstarted() {
             let hook = |round| {
                 assert!(!(round == at && std::mem::take(&mut *fail.lock().unwrap())), "the hook's own");
             };
-            let make = |round, slot: &mut Vec<u64>| {
-                *slot = vec![round];
-                Ok(())
-            };
-            let mut generator = build((overlap, true), hook, make);
+            let mut generator = build((overlap, true), hook, number);
             let mut found = Vec::new();
             let panicked = catch_unwind(AssertUnwindSafe(|| {
                 for round in generator.rounds(6) {

@@ -41,6 +41,12 @@ where
     if lockstep { builder.before(before) } else { builder }.build().unwrap()
 }
 
+/// Makes a round of its own number.
+fn number(round: u64, slot: &mut Vec<u64>) -> Result<(), BoxError> {
+    *slot = vec![round];
+    Ok(())
+}
+
 /// A generator whose rounds depend on earlier rounds, like a simulator with state.
 fn simulator() -> impl FnMut(u64, &mut Vec<u64>) -> Result<(), BoxError> + Send + 'static {
     let mut state = 1u64;

@@ -82,6 +82,11 @@ impl Source<u64> for Numbers {
     }
 }
 
+/// A pipe with a worker for each source.
+fn threads(builder: pipe::Builder<u64, u64>, sources: Vec<Numbers>) -> Pipe<Slots<u64, u64>> {
+    sources.into_iter().fold(builder, pipe::Builder::worker).build().unwrap()
+}
+
 /// Drives a worker on a thread of its own, with a source; suspends a fill now and then.
 fn drive(mut worker: Driven<Slots<u64, u64>>, mut source: Numbers) {
     loop {
@@ -91,20 +96,17 @@ fn drive(mut worker: Driven<Slots<u64, u64>>, mut source: Numbers) {
         let result = filled.unwrap_or_else(|_| {
             Err(Error::Panicked { at: at.at(), who: "source", message: "cursed".to_string() })
         });
-        if chance(20) {
+        let fill = if chance(20) {
             fill.suspend();
             thread::yield_now();
-            match result {
-                Ok(Content::Bytes(bytes)) => worker.next().unwrap().commit(bytes),
-                Ok(Content::End) => worker.next().unwrap().end(),
-                Err(error) => worker.next().unwrap().fail(error),
-            }
+            worker.next().unwrap()
         } else {
-            match result {
-                Ok(Content::Bytes(bytes)) => fill.commit(bytes),
-                Ok(Content::End) => fill.end(),
-                Err(error) => fill.fail(error),
-            }
+            fill
+        };
+        match result {
+            Ok(Content::Bytes(bytes)) => fill.commit(bytes),
+            Ok(Content::End) => fill.end(),
+            Err(error) => fill.fail(error),
         }
     }
 }
@@ -286,9 +288,7 @@ fn stuck() {
     let depth = (1 + below(workers + 2)) as usize;
     let at = below(6);
     let (sources, open, left) = sources(workers, || Some((Fault::Sticks, at)));
-    let builder = pipe::builder(vec![0; depth]);
-    let mut pipe =
-        sources.into_iter().fold(builder, |builder, source| builder.worker(source)).build().unwrap();
+    let mut pipe = threads(pipe::builder(vec![0; depth]), sources);
     let mut items = pipe.items(0..12_u64);
     for unit in 0..at {
         assert_eq!(*ask(&mut items).unwrap().unwrap(), unit);
@@ -330,9 +330,7 @@ fn stuck() {
 /// A call is left while its unit fails: the next call goes on.
 fn late() {
     let (sources, _open, _left) = sources(1 + below(2), || Some((Fault::Fails, below(2))));
-    let builder = pipe::builder(vec![0; 3]);
-    let mut pipe =
-        sources.into_iter().fold(builder, |builder, source| builder.worker(source)).build().unwrap();
+    let mut pipe = threads(pipe::builder(vec![0; 3]), sources);
     let left = pipe.items(0..9_u64);
     thread::yield_now();
     drop(left);
@@ -347,8 +345,7 @@ fn held() {
     let depth = (1 + below(workers + 2)) as usize;
     let (sources, _open, left) = sources(workers, || None);
     let builder = pipe::builder(vec![0; depth]).overlap(overlap).held_timeout(SHORT);
-    let mut pipe =
-        sources.into_iter().fold(builder, |builder, source| builder.worker(source)).build().unwrap();
+    let mut pipe = threads(builder, sources);
     let mut items = pipe.items(0..12_u64);
     let kept: Vec<_> = (0..depth).map(|_| ask(&mut items).unwrap().unwrap()).collect();
     assert!(kept.iter().map(|item| **item).eq(0..depth as u64));
