@@ -68,6 +68,11 @@ pub(crate) fn name(loader: Option<&str>, row: &str) -> String {
     format!("{}-{row}", &loader[..end])
 }
 
+/// The processors that this process may use.
+pub(crate) fn processors() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
+}
+
 /// Runs foreign code, a drop for example. Returns the message of its panic.
 pub(crate) fn caught<T>(call: impl FnOnce() -> T) -> Result<T, String> {
     catch_unwind(AssertUnwindSafe(call)).map_err(|panic| {

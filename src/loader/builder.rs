@@ -23,7 +23,7 @@ use crate::pipe::device::Cuda;
 use crate::pipe::memory::{Backend, Host, LEAST, Memory, MemoryLimit, check_memory, too_large};
 use crate::pipe::options::{Options, common};
 use crate::pipe::{Pipe, Setup};
-use crate::thread::MAX_WORKERS;
+use crate::thread::{MAX_WORKERS, processors};
 use crate::transform::RecordTransform;
 
 /// By default, a loader with one worker has only two slots if they have this many bytes or more. A further one hides the
@@ -307,7 +307,7 @@ impl<B: Backend> LoaderBuilder<B> {
         let Self { backend, mut options, own } = self;
         let Own { mut datasets, plan, hints, read_mode, mut transforms, lent, memory_limit, driven, .. } =
             own;
-        let (Depths { workers, helpers, helps, host: depth, .. }, slot) = (layout.depths, layout.slot);
+        let (Depths { readers, helps, host: depth, .. }, slot) = (layout.depths, layout.slot);
         let record_bytes: usize = datasets.iter().map(|dataset| dataset.record_bytes()).sum();
         check_slots(lent.as_deref(), depth, slot)?;
         let files = datasets.iter().map(|dataset| {
@@ -323,7 +323,7 @@ impl<B: Backend> LoaderBuilder<B> {
         let fingerprint = fingerprint_fields(&mut datasets)?;
         let trace = options.open(plan.rank(), plan.world())?;
         let locators: Vec<_> = datasets.iter().map(|dataset| dataset.locator()).collect();
-        let mut readers: Vec<Reader> = (0..workers + helpers).map(|_| Reader::default()).collect();
+        let mut readers: Vec<Reader> = (0..readers).map(|_| Reader::default()).collect();
         let scratch = layout.fields.iter().flat_map(|field| field.scratch.iter().copied());
         let scratch: Vec<_> = scratch.flat_map(|bytes| iter::repeat_n(bytes, readers.len())).collect();
         let mut scratch = Buffer::several(&scratch).into_iter().flatten();
@@ -342,13 +342,13 @@ impl<B: Backend> LoaderBuilder<B> {
             }
         }
         let files: Vec<_> = files.into_iter().flatten().collect();
-        let helper = if helpers > 0 { readers.pop() } else { None };
-        let overlap = options.overlaps();
+        let (needs_clones, overlap) = (readers.len() == 1, options.overlaps());
+        let helper = if overlap && helps { readers.pop() } else { None };
         let memory = Memory { slot, depth, lent, sum: &layout, trace: trace.clone(), options: &options };
         let counted = files.clone();
         let add_reads = Box::new(move |mut report: Report| {
             report.workers_with_overlap = own.workers;
-            (report.needs_clones, report.helps, report.limited) = (workers + helpers == 1, helps, limited);
+            (report.needs_clones, report.helps, report.limited) = (needs_clones, helps, limited);
             report.with_reading(&counted)
         });
         let any = |reader| Box::new(reader) as AnySource<B::Ring<Records>>;
@@ -403,12 +403,11 @@ impl<B: Backend> LoaderBuilder<B> {
         let ours = transforms.values().flatten().all(|own| own.pays() && own.try_clone().is_some());
         let files = files && ours && !self.own.driven;
         // Then a waiting caller may fill slots too, if there is a processor for it.
-        let processors = std::thread::available_parallelism().map_or(1, usize::from);
-        let (helps, device) = (files && processors > 1, self.backend.device_depth());
-        let helpers = usize::from(overlap && helps);
+        let (helps, device) = (files && processors() > 1, self.backend.device_depth());
+        let readers = workers + usize::from(overlap && helps);
         let each = datasets.iter().enumerate();
         let each = each.map(|(i, dataset)| (&**dataset, transforms.get(&i).map_or(&[][..], Vec::as_slice)));
-        let mut layout = Layout::new(plan, Depths { workers, helpers, helps, host, device }, each)?;
+        let mut layout = Layout::new(plan, Depths { readers, helps, host, device }, each)?;
         if depth.is_none() && workers == 1 && layout.slot >= SMALL {
             layout.depths.host = 2;
         } else if depth.is_none() && layout.slot < SMALL && memory_limit.is_none() && overlap && files {

@@ -81,7 +81,7 @@ impl<B: Backend> Loader<B> {
         order.next = Place { ordinal: pipe.recorder().report.epochs, epoch, step };
         order.last = last.filter(|&last| epoch <= last);
         if order.last.is_some() {
-            pipe.began(order.next, Instant::now());
+            pipe.recorder().began(order.next, Instant::now());
             pipe.post(Box::new(order.clone()), 0, u64::MAX);
         }
     }
@@ -259,7 +259,7 @@ impl<B: Backend> Course<Batch<B>> for Loader<B> {
             pipe.epoch_ended(Instant::now());
             order.go_to(later);
             pipe.recorder().report.epochs = order.next.ordinal; // with those that are passed over
-            pipe.began(order.next, Instant::now());
+            pipe.recorder().began(order.next, Instant::now());
         }
         Next::Slot
     }

@@ -37,11 +37,11 @@ pub(crate) struct Layout {
     pub(super) name: Option<Arc<str>>,
 }
 
-/// The numbers of workers, of callers that fill slots while they wait (0 or 1), of host slots and of device slots.
+/// The numbers of readers, of host slots and of device slots.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Depths {
-    pub(super) workers: usize,
-    pub(super) helpers: usize,
+    /// One for each worker, and one for a caller that fills slots while it waits.
+    pub(super) readers: usize,
     /// Whether a caller fills slots with overlap.
     pub(super) helps: bool,
     pub(super) host: usize,
@@ -73,13 +73,10 @@ impl Field {
             None => RecordType::bytes(record_bytes),
             Some(Ok(record)) if record.len() == record_bytes => record,
             Some(other) => {
-                let found = other.map(|record| format!("{record}, which is {} bytes", record.len()));
                 let wanted = format!("elements of {record_bytes} bytes a record in {}", dataset.name());
-                return Err(Error::option(
-                    "dataset",
-                    wanted,
-                    found.unwrap_or_else(|error| error.to_string()),
-                ));
+                let found = other.map(|record| format!("{record}, which is {} bytes", record.len()));
+                let found = found.unwrap_or_else(|error| error.to_string());
+                return Err(Error::option("dataset", wanted, found));
             }
         };
         // A batch of the first record. If `lengths` returns `Some` for it, the lengths of the data set's records vary.
@@ -150,7 +147,7 @@ impl Layout {
     fn scratch(&self) -> usize {
         let own = self.fields.iter().flat_map(|field| field.scratch.iter().copied());
         let own = own.fold(0, usize::saturating_add);
-        own.saturating_mul(self.depths.workers + self.depths.helpers)
+        own.saturating_mul(self.depths.readers)
     }
 
     /// Takes the memory from the limit.

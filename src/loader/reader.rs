@@ -296,31 +296,24 @@ fn is_put_off<B: Backend>(
     let (records, slot, mut at) = fill.parts();
     // If this panics, the next fill begins anew.
     let mut progress = mem::take(kept);
-    let filled = catch_unwind(AssertUnwindSafe(|| reader.go_on(&mut progress, records, slot, &mut at)));
-    let filled = match filled {
-        Ok(filled) => filled,
+    let would_block = |source: &BoxError| {
+        source.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == io::ErrorKind::WouldBlock)
+    };
+    match catch_unwind(AssertUnwindSafe(|| reader.go_on(&mut progress, records, slot, &mut at))) {
+        Ok(Err(Error::Load { source, .. } | Error::Transform { source, .. })) if would_block(&source) => {
+            *kept = progress;
+            fill.suspend();
+            return true;
+        }
+        Ok(Ok(bytes)) => fill.commit(bytes),
+        Ok(Err(error)) => fill.fail(error),
         Err(panic) => {
             let (at, who) = (at.at(), *at.who);
             fill.fail(Error::Panicked { at, who, message: message(&*panic) });
             resume_unwind(panic);
         }
-    };
-    let source = match &filled {
-        Err(Error::Load { source, .. } | Error::Transform { source, .. }) => {
-            source.downcast_ref::<io::Error>()
-        }
-        _ => None,
-    };
-    let put_off = source.is_some_and(|source| source.kind() == io::ErrorKind::WouldBlock);
-    match filled {
-        _ if put_off => {
-            *kept = progress;
-            fill.suspend();
-        }
-        Ok(bytes) => fill.commit(bytes),
-        Err(error) => fill.fail(error),
     }
-    put_off
+    false
 }
 
 debug!([B: Backend] Driven[B], |driven| worker: driven.worker);

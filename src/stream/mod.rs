@@ -276,13 +276,13 @@ impl<B: Backend> TensorStream<B> {
             Err(error) => (Vec::new(), Some(error)),
         };
         (self.passes, self.at) = (pass + 1, 0);
-        let flowing = mem::take(&mut self.flowing);
         // Until all kept groups have been read once, every group comes through a slot, kept ones too.
         self.whole = !self.schedule.is_read();
-        if !flowing && self.failed.is_none() {
+        if !mem::take(&mut self.flowing) && self.failed.is_none() {
             self.begin(pass);
         }
-        self.pipe.began(self.place(), Instant::now());
+        let place = self.place();
+        self.pipe.recorder().began(place, Instant::now());
     }
 
     /// Iterates over the groups of the next pass as [`pass`](Self::pass) does, but owns the stream.
