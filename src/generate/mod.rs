@@ -239,7 +239,9 @@ impl<'h, T: Send + 'static> GeneratorBuilder<'h, T> {
     /// - [`Error::Spawn`]: the system could not start a thread.
     pub fn build(self) -> Result<Generator<'h, T>, Error> {
         let Self { slots, make, before, options } = self;
-        let pipe = pipe::builder(slots).worker(Maker(make)).rounds().with(options).build()?;
+        let mut builder = pipe::builder(slots).worker(Maker(make)).rounds();
+        builder.options = options;
+        let pipe = builder.build()?;
         let (base, next, end, granted, started) = (None, 0, 0, 0, Instant::now());
         Ok(Generator { pipe, before, base, next, end, started, granted, hook_failed: None })
     }

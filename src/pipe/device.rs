@@ -185,10 +185,9 @@ impl<U: Send + 'static> Sides<U, ReservedSlot<Header<U>>, Lease<Header<U>>> for 
             Waiting::Try => batches.try_recv(),
             // Nothing wakes this thread when a driver has filled the slot, or when a lease of it is dropped.
             Waiting::Until(deadline) if side.inline => loop {
-                let rest = deadline.saturating_duration_since(Instant::now());
                 match batches.try_recv() {
-                    Err(CudaError::Empty | CudaError::SlotHeld { .. }) if !rest.is_zero() => {
-                        std::thread::sleep(LOOK_AGAIN.min(rest));
+                    Err(CudaError::Empty | CudaError::SlotHeld { .. }) if Instant::now() < *deadline => {
+                        std::thread::sleep(LOOK_AGAIN);
                     }
                     found => break found,
                 }

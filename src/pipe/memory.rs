@@ -5,7 +5,7 @@ use std::fmt;
 use std::mem;
 use std::ops::DerefMut;
 use std::ptr::NonNull;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, PoisonError};
 
 use twinbuf_mmap::Buffer;
 
@@ -13,6 +13,7 @@ use super::options::Options;
 use super::ring::{BothSides, Ring, Slots};
 use crate::error::Error;
 use crate::observe::trace::LoaderTrace;
+use crate::sync::{Mutex, lock};
 
 /// The memory that receives batches and groups of tensors: [`Host`], or `Cuda` with the feature `cuda`. A loader can be
 /// built for no other, so no other crate implements this trait.
@@ -146,11 +147,7 @@ impl MemoryLimit {
     /// [`Batch::into_buffer`](crate::Batch::into_buffer).
     #[must_use]
     pub fn taken(&self) -> u64 {
-        *self.lock()
-    }
-
-    fn lock(&self) -> MutexGuard<'_, u64> {
-        self.taken.lock().unwrap_or_else(PoisonError::into_inner)
+        *lock(&self.taken)
     }
 
     /// Bytes that are not taken.
@@ -161,7 +158,7 @@ impl MemoryLimit {
 
     /// Takes this many bytes until the result is dropped. `sum` describes their use in the error.
     pub(crate) fn take(self, wanted: u64, sum: &dyn fmt::Display) -> Result<Taken, Error> {
-        let mut taken = self.lock();
+        let mut taken = lock(&self.taken);
         match taken.checked_add(wanted).filter(|&all| all <= self.bytes) {
             Some(all) => *taken = all,
             None => {
@@ -176,7 +173,8 @@ impl MemoryLimit {
     /// Returns the limit of this process's environment: the same one as for the loader before, if that asked for the
     /// same number of bytes.
     pub(crate) fn of_process(bytes: u64) -> Self {
-        static LIMIT: Mutex<Option<MemoryLimit>> = Mutex::new(None);
+        // Of std: in the tests of schedules, a lock is not made before they run.
+        static LIMIT: std::sync::Mutex<Option<MemoryLimit>> = std::sync::Mutex::new(None);
         let mut limit = LIMIT.lock().unwrap_or_else(PoisonError::into_inner);
         match &*limit {
             Some(limit) if limit.bytes == bytes => limit.clone(),
@@ -221,6 +219,6 @@ pub(crate) fn take_out(slot: &mut Buffer, slots: Option<&Taken>) -> Result<Buffe
 
 impl Drop for Taken {
     fn drop(&mut self) {
-        *self.limit.lock() -= self.bytes;
+        *lock(&self.limit.taken) -= self.bytes;
     }
 }

@@ -151,7 +151,7 @@ use crate::observe::recorder::{Recorder, Span};
 use crate::observe::report::{Kind, Report, Settings};
 use crate::observe::trace::{LoaderTrace, Track};
 use crate::sync::thread::{self, JoinHandle};
-use crate::thread::ForkGuard;
+use crate::thread::{ForkGuard, processors};
 
 /// How long the drop of a pipe or a writer waits for its threads.
 pub(crate) const END_LIMIT: Duration = Duration::from_secs(10);
@@ -382,10 +382,7 @@ impl<R: Ring> Pipe<R> {
         };
         let threaded = if overlap { sources.len() } else { 0 };
         let workers = sources.len() + driven;
-        let processors = match helper {
-            Some(_) => std::thread::available_parallelism().map_or(1, usize::from),
-            None => usize::MAX,
-        };
+        let processors = helper.as_ref().map_or(usize::MAX, |_| processors());
         let shared = Arc::new(Shared::new(producer, threaded + driven, driven, naming.clone()));
         let (id, train) = if sends { (3, "upload") } else { (1, "train") };
         let track = Track::new(trace.clone(), id, train, naming.rounds, R::ON_DEVICE);
@@ -453,11 +450,7 @@ impl<R: Ring> Pipe<R> {
 
     /// The unit's name in errors.
     pub(crate) fn at(&self, place: Place) -> At {
-        self.naming().at(place)
-    }
-
-    fn naming(&self) -> &Naming {
-        &self.running.shared.naming
+        self.running.shared.naming.at(place)
     }
 
     pub(crate) fn recorder(&mut self) -> &mut Recorder {
@@ -505,11 +498,6 @@ impl<R: Ring> Pipe<R> {
     /// Lets no further units of the call start. Returns how many were started.
     pub(crate) fn retract(&mut self) -> u64 {
         self.running.shared.retract()
-    }
-
-    /// The epoch of this unit begins.
-    pub(crate) fn began(&mut self, place: Place, now: Instant) {
-        self.running.recorder.began(place, now);
     }
 
     /// Returns a report of where the time went so far.

@@ -20,7 +20,7 @@ pub struct Builder<T: Send + 'static, U: Send + 'static> {
     driven: usize,
     helper: Option<AnySource<Slots<T, U>>>,
     rounds: bool,
-    options: Options,
+    pub(crate) options: Options,
 }
 
 /// Returns a builder for a pipe with these slots. Each worker fills one slot at a time: with overlap, one slot more than
@@ -70,12 +70,6 @@ impl<T: Send + 'static, U: Send + 'static> Builder<T, U> {
     }
 
     common!();
-
-    /// Takes the options of another front end.
-    pub(crate) fn with(mut self, options: Options) -> Self {
-        self.options = options;
-        self
-    }
 
     /// Starts the threads.
     ///
@@ -138,7 +132,7 @@ impl<R: Ring> Pipe<R> {
         I: IntoIterator<Item = R::Unit>,
         I::IntoIter: Send + 'static,
     {
-        let (mut units, rounds) = (units.into_iter(), self.naming().rounds);
+        let (mut units, rounds) = (units.into_iter(), self.running.shared.naming.rounds);
         let length = match units.size_hint() {
             (least, Some(most)) if least == most => Some(least as u64),
             _ => None,
@@ -149,7 +143,7 @@ impl<R: Ring> Pipe<R> {
         let order = (0..).zip(units).map(move |(seq, unit)| (nth(place, rounds, seq), unit));
         self.post(Box::new(order), length.unwrap_or(u64::MAX), granted);
         if !rounds {
-            self.began(place, Instant::now());
+            self.recorder().began(place, Instant::now());
         }
     }
 
@@ -219,7 +213,7 @@ impl<R: Ring> Course<R::Item> for Pipe<R> {
     }
 
     fn place(&self) -> Place {
-        nth(self.begun.first, self.naming().rounds, self.received)
+        nth(self.begun.first, self.running.shared.naming.rounds, self.received)
     }
 
     fn next(&mut self) -> Next<R::Item> {
@@ -258,5 +252,5 @@ impl<R: Ring> Course<R::Item> for Pipe<R> {
 }
 
 debug!([R: Ring] Pipe[R], |pipe|
-    name: pipe.naming().loader, overlap: pipe.running.overlap,
+    name: pipe.running.shared.naming.loader, overlap: pipe.running.overlap,
     trace: pipe.running.trace.is_some());
