@@ -3,7 +3,6 @@
 
 mod common;
 
-use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::ptr::NonNull;
 
 use common::{Reads, in_order};
@@ -99,20 +98,10 @@ fn the_limit_holds_whatever_outlives_the_loader() {
     within();
 }
 
-/// Memory as a tensor library allocates it.
+/// Memory of the caller.
 fn lent() -> Buffer {
-    struct Owner(NonNull<u8>, Layout);
-    // SAFETY: the memory belongs to no thread.
-    unsafe impl Send for Owner {}
-    impl Drop for Owner {
-        fn drop(&mut self) {
-            // SAFETY: allocated with this layout, and the buffer that used it is gone.
-            unsafe { dealloc(self.0.as_ptr(), self.1) }
-        }
-    }
-    let layout = Layout::from_size_align(BATCH, 64).unwrap();
-    // SAFETY: the layout has more than 0 bytes.
-    let start = NonNull::new(unsafe { alloc_zeroed(layout) }).unwrap();
-    // SAFETY: the owner keeps the bytes; they are zeros, and nothing else reaches them.
-    unsafe { Buffer::lent(start, BATCH, Owner(start, layout)) }
+    let mut own = Buffer::new(BATCH).unwrap();
+    let start = NonNull::from(&mut own[..]).cast();
+    // SAFETY: the new buffer owns `own`, which does not move its bytes, and nothing else reaches them.
+    unsafe { Buffer::lent(start, BATCH, own) }
 }

@@ -11,15 +11,12 @@ use twinbuf::mmap::Buffer;
 use twinbuf::transform::{Convert, per_record};
 use twinbuf::{Batch, Error, LastBatch, Loader, Plan, Records};
 
-#[repr(align(64))]
-struct Memory([u8; 2 * BATCH]);
-
 /// Bytes of a batch.
 const BATCH: usize = 4 * RECORD;
 
 /// Counts its drop, and only then frees the memory.
 struct Lender {
-    _memory: Box<Memory>,
+    _memory: Buffer,
     dropped: Arc<AtomicUsize>,
 }
 
@@ -31,9 +28,10 @@ impl Drop for Lender {
 
 /// `bytes` bytes from `offset` on, in newly allocated memory.
 fn lent(offset: usize, bytes: usize, dropped: &Arc<AtomicUsize>) -> Buffer {
-    let mut memory = Box::new(Memory([0xEE; 2 * BATCH]));
-    let start = NonNull::from(&mut memory.0[offset..offset + bytes]).cast();
-    // SAFETY: the box does not move its bytes, nothing else reaches them, and the lender frees them.
+    let mut memory = Buffer::new(2 * BATCH).unwrap();
+    memory.fill(0xEE);
+    let start = NonNull::from(&mut memory[offset..offset + bytes]).cast();
+    // SAFETY: the buffer does not move its bytes, nothing else reaches them, and the lender frees them.
     unsafe { Buffer::lent(start, bytes, Lender { _memory: memory, dropped: dropped.clone() }) }
 }
 
