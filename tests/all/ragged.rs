@@ -3,7 +3,6 @@
 
 #![allow(clippy::cast_possible_truncation)] // small numbers
 
-use std::path::PathBuf;
 use std::sync::Arc;
 
 use crate::common::{self, modes};
@@ -13,6 +12,7 @@ use twinbuf::transform::{Convert, map, per_record};
 use twinbuf::{
     Batch, BatchIndices, BoxError, Dataset, Error, LastBatch, Loader, Plan, Records, Shuffle, mmap,
 };
+use twinbuf_testing::offsets;
 
 const RECORDS: u64 = 97;
 
@@ -22,30 +22,17 @@ fn record(i: u64) -> Vec<u8> {
     (0..len).map(|at| (at * 13 + i * 31) as u8).collect()
 }
 
-fn npy(offsets: &[u64]) -> Vec<u8> {
-    let bytes = offsets.iter().flat_map(|offset| offset.to_le_bytes());
-    twinbuf_testing::npy("<u8", &[offsets.len()], bytes)
-}
-
 /// Two files of these records.
 fn data() -> (TempDir, Arc<RaggedRecords>) {
     let dir = common::folder();
-    let pairs: Vec<(PathBuf, PathBuf)> = [0..40, 40..RECORDS]
-        .into_iter()
-        .enumerate()
-        .map(|(file, records)| {
-            let (mut bytes, mut offsets) = (Vec::new(), vec![0]);
-            for i in records {
-                bytes.extend(record(i));
-                offsets.push(bytes.len() as u64);
-            }
-            let paths = [format!("{file}.bin"), format!("{file}.idx.npy")].map(|name| dir.path().join(name));
-            std::fs::write(&paths[0], bytes).unwrap();
-            std::fs::write(&paths[1], npy(&offsets)).unwrap();
-            let [data, index] = paths;
-            (data, index)
-        })
-        .collect();
+    let pairs = [0..40, 40..RECORDS].map(|records| {
+        let [data, index] = ["bin", "idx.npy"].map(|end| dir.path().join(format!("{}.{end}", records.start)));
+        let bytes: Vec<u8> = records.clone().flat_map(record).collect();
+        let lengths = records.map(|i| record(i).len() as u64);
+        std::fs::write(&index, offsets(bytes.len() as u64, lengths)).unwrap();
+        std::fs::write(&data, bytes).unwrap();
+        (data, index)
+    });
     (dir, Arc::new(RaggedRecords::open_indexed(pairs).unwrap()))
 }
 
@@ -117,22 +104,22 @@ fn decoded(jpeg: &[u8]) -> Result<Vec<u8>, zune_jpeg::errors::DecodeErrors> {
 fn decoded_pictures_are_the_same_from_every_step_on() {
     let dir = common::folder();
     let [data, index] = ["jpeg.bin", "jpeg.idx.npy"].map(|name| dir.path().join(name));
-    let (mut bytes, mut offsets, mut pictures) = (Vec::new(), vec![0], Vec::new());
+    let (mut bytes, mut lengths, mut pictures) = (Vec::new(), Vec::new(), Vec::new());
     for i in 0..40_u32 {
         let (width, height) = (8 + i * 7 % 30, 8 + i * 11 % 30);
         let places = (0..height).flat_map(|y| (0..width).map(move |x| (x, y)));
         let pixels: Vec<u8> =
             places.flat_map(|(x, y)| [x * i, y * 3 + i, (x ^ y) * 5].map(|n| n as u8)).collect();
-        let encoder = jpeg_encoder::Encoder::new(&mut bytes, 75);
+        let mut jpeg = Vec::new();
+        let encoder = jpeg_encoder::Encoder::new(&mut jpeg, 75);
         encoder.encode(&pixels, width as u16, height as u16, jpeg_encoder::ColorType::Rgb).unwrap();
-        let jpeg = &bytes[*offsets.last().unwrap() as usize..];
-        let picture = decoded(jpeg).unwrap();
-        assert_eq!(picture.len(), pixels.len());
-        pictures.push(picture);
-        offsets.push(bytes.len() as u64);
+        pictures.push(decoded(&jpeg).unwrap());
+        assert_eq!(pictures[i as usize].len(), pixels.len());
+        lengths.push(jpeg.len() as u64);
+        bytes.extend(jpeg);
     }
+    std::fs::write(&index, offsets(bytes.len() as u64, lengths)).unwrap();
     std::fs::write(&data, bytes).unwrap();
-    std::fs::write(&index, npy(&offsets)).unwrap();
     let data = Arc::new(RaggedRecords::open_indexed([(data, index)]).unwrap());
     let plan = Plan::builder(40).batches([(3, 2), (4, 5), (1, 4)]).shuffle(Shuffle::Full).seed(2);
     let plan = plan.last_batch(LastBatch::Keep).build().unwrap();
