@@ -69,6 +69,10 @@ struct Bad {
 }
 
 impl Bad {
+    fn new(what: What, at: u64, always: bool) -> Arc<Self> {
+        Arc::new(Self { what, at, always, calls: AtomicU64::new(0), panics: AtomicU64::new(0) })
+    }
+
     fn is_hit(&self, what: What) -> bool {
         if self.what != what || thread::panicking() {
             return false;
@@ -285,7 +289,7 @@ const MOST_WRONG: usize = 8;
 /// Runs a case. Returns what is wrong.
 fn run(case: Case) -> Result<(), String> {
     let Case { what, at, always, .. } = case;
-    let bad = Arc::new(Bad { what, at, always, calls: AtomicU64::new(0), panics: AtomicU64::new(0) });
+    let bad = Bad::new(what, at, always);
     let heard = Mutex::new(Vec::new());
     let ran = catch_unwind(AssertUnwindSafe(|| run_with(case, &bad, &heard)));
     let heard = heard.into_inner().unwrap();
@@ -538,8 +542,7 @@ impl Source<u64> for Numbers {
 
 /// Panics once.
 fn once(what: What) -> Arc<Bad> {
-    let (calls, panics) = (AtomicU64::new(0), AtomicU64::new(0));
-    Arc::new(Bad { what, at: 0, always: false, calls, panics })
+    Bad::new(what, 0, false)
 }
 
 /// An order of three units. Its drop panics.

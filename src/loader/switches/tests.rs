@@ -64,19 +64,9 @@ fn variables_of_others_set_nothing() {
 
 #[test]
 fn every_value_that_is_taken() {
-    for (value, expected) in [
-        ("1", true),
-        ("on", true),
-        ("true", true),
-        ("ON", true),
-        ("True", true),
-        (" 1\n", true),
-        ("0", false),
-        ("off", false),
-        ("false", false),
-        ("OFF", false),
-        ("0 ", false),
-    ] {
+    let on = ["1", "on", "true", "ON", "True", " 1\n"].map(|value| (value, true));
+    let off = ["0", "off", "false", "OFF", "0 "].map(|value| (value, false));
+    for (value, expected) in on.into_iter().chain(off) {
         let mut before = code().overlap(!expected).hints(!expected);
         before.options.copy_stream = !expected;
         let names = ["TWINBUF_OVERLAP", "TWINBUF_HINTS", "TWINBUF_COPY_STREAM"];
