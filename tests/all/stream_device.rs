@@ -186,22 +186,17 @@ fn a_stream_is_dropped_in_mid_read() {
 #[test]
 fn every_call_of_the_driver_that_fails_is_one_error_and_no_hang() {
     let model = Model::new(&[50, 3, 0, 700]);
-    super::upload::every_call_fails_in_turn(4, |ctx, on, overlap| {
-        let builder = device(&model, ctx).overlap(overlap);
-        let mut received = 0;
-        let result = (|| {
-            let mut layers = builder.build()?;
-            for group in layers.pass() {
-                let group = group?;
-                assert_eq!(group.number() as u64, received, "in order");
-                received += 1;
-                // A failure here is the caller's call; no group is lost by it.
-                let used = group.tensor("mlp.up").unwrap().on::<u16>(on);
-                assert!(matches!(used, Ok(_) | Err(Error::Device(_))), "{used:?}");
-            }
-            layers.close()
-        })();
-        (received, result)
+    super::upload::every_call_fails_in_turn(4, |ctx, on, overlap, received| {
+        let mut layers = device(&model, ctx).overlap(overlap).build()?;
+        for group in layers.pass() {
+            let group = group?;
+            assert_eq!(group.number() as u64, *received, "in order");
+            *received += 1;
+            // A failure here is the caller's call; no group is lost by it.
+            let used = group.tensor("mlp.up").unwrap().on::<u16>(on);
+            assert!(matches!(used, Ok(_) | Err(Error::Device(_))), "{used:?}");
+        }
+        layers.close()
     });
 }
 

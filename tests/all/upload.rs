@@ -254,11 +254,11 @@ fn a_transform_comes_before_and_a_resumption_as_always() {
     assert!(rest == expected[3..]);
 }
 
-/// Runs the life of a front with each call of the driver failing in turn. `life` returns how many of its `units` were
-/// received before its error.
+/// Runs the life of a front with each call of the driver failing in turn. `life` counts how many of its `units` it
+/// receives before its error.
 pub(super) fn every_call_fails_in_turn(
     units: u64,
-    life: impl Fn(&Arc<CudaContext>, &Arc<CudaStream>, bool) -> (u64, Result<(), Error>),
+    life: impl Fn(&Arc<CudaContext>, &Arc<CudaStream>, bool, &mut u64) -> Result<(), Error>,
 ) {
     for overlap in [false, true] {
         let mut errors = 0;
@@ -269,7 +269,8 @@ pub(super) fn every_call_fails_in_turn(
             }
             let stream = ctx.new_stream().unwrap();
             sim.inject(Failure::call(k, LAUNCH_FAILED));
-            let (received, result) = life(&ctx, &stream, overlap);
+            let mut received = 0;
+            let result = life(&ctx, &stream, overlap, &mut received);
             match &result {
                 Ok(()) => assert_eq!(received, units, "call {k}: a short epoch"),
                 // Before the first unit, or reported by `close` after the last one.
@@ -299,21 +300,17 @@ fn every_call_of_the_driver_that_fails_is_one_error_and_no_hang() {
     const STEPS: u64 = 5;
     let (_dir, paths) = files(&[STEPS * 4]);
     let plan = in_order(STEPS * 4, 4);
-    every_call_fails_in_turn(STEPS, |ctx, stream, overlap| {
-        let builder = Loader::builder(open(&paths), plan.clone()).depth(3).overlap(overlap).cuda(ctx.clone());
-        let mut received = 0;
-        let result = (|| {
-            let mut loader = builder.build()?;
-            for batch in loader.epoch(0) {
-                let batch = batch?;
-                assert_eq!(batch.step(), received, "in order");
-                received += 1;
-                // A failure here is the caller's call; no batch is lost by it.
-                let _ = batch.on::<u8>(stream);
-            }
-            loader.close()
-        })();
-        (received, result)
+    every_call_fails_in_turn(STEPS, |ctx, stream, overlap, received| {
+        let builder = Loader::builder(open(&paths), plan.clone()).depth(3).overlap(overlap);
+        let mut loader = builder.cuda(ctx.clone()).build()?;
+        for batch in loader.epoch(0) {
+            let batch = batch?;
+            assert_eq!(batch.step(), *received, "in order");
+            *received += 1;
+            // A failure here is the caller's call; no batch is lost by it.
+            let _ = batch.on::<u8>(stream);
+        }
+        loader.close()
     });
 }
 

@@ -50,23 +50,18 @@ fn produce<'r>(
 ) {
     for seq in 0..HANDOFFS {
         let mut slot = loop {
-            let slot = match thread_rng().gen_range(0..4) {
-                0 => match tx.try_acquire() {
-                    Ok(slot) => slot,
-                    Err(TryAcquireError::Full) => {
-                        thread::yield_now();
-                        continue;
-                    }
-                    Err(_closed) => return,
-                },
-                1 => match block_on(tx.acquire_async()) {
-                    Ok(slot) => slot,
-                    Err(_closed) => return,
-                },
-                _ => match tx.acquire() {
-                    Ok(slot) => slot,
-                    Err(_closed) => return,
-                },
+            let found = match thread_rng().gen_range(0..4) {
+                0 => tx.try_acquire(),
+                1 => block_on(tx.acquire_async()).map_err(TryAcquireError::from),
+                _ => tx.acquire().map_err(TryAcquireError::from),
+            };
+            let slot = match found {
+                Ok(slot) => slot,
+                Err(TryAcquireError::Full) => {
+                    thread::yield_now();
+                    continue;
+                }
+                Err(_closed) => return,
             };
             if thread_rng().gen_bool(0.9) {
                 break slot;
