@@ -1,13 +1,13 @@
 //! Streams of tensors: every byte, in several orders, with groups that are kept and groups that are read each pass;
 //! and what happens when groups are held, passes given up and files cut.
 
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
 
 use crate::common::model::{Model, SIZES};
-use crate::common::{LONG, more_than_memory, until};
+use crate::common::{more_than_memory, until};
 use twinbuf::loader::MemoryLimit;
 use twinbuf::mmap::ReadMode;
 use twinbuf::pipe::Items;
@@ -135,31 +135,24 @@ fn an_order_may_wait_until_the_pass_before_has_begun() {
     // So large that what is asked for ahead reaches no further than the next pass.
     let model = Model::new(&[2_200_000; 4]);
     // The passes that have begun, and the last one whose order was asked for.
-    let state = Arc::new((Mutex::new((0, 0)), Condvar::new()));
-    let shared = state.clone();
+    let counts = Arc::new([AtomicU64::new(0), AtomicU64::new(0)]);
+    let shared = counts.clone();
     let order = move |pass: u64, step: usize| {
-        let (state, changed) = &*shared;
-        let mut state = state.lock().unwrap();
-        state.1 = pass.max(state.1);
-        changed.notify_all();
-        let late = changed.wait_timeout_while(state, LONG, |(begun, _)| *begun < pass).unwrap().1;
-        assert!(!late.timed_out(), "the caller cannot begin the pass before {pass}");
+        shared[1].fetch_max(pass, Ordering::Relaxed);
+        until(|| shared[0].load(Ordering::Relaxed) >= pass); // the caller can begin the pass before
         step
     };
     let mut layers = stream(model.groups()).depth(6).cycle().order(order).build().unwrap();
-    let (state, changed) = &*state;
+    let [begun, asked] = &*counts;
     for pass in 0..5 {
         // All groups of this pass have been read, and the reading thread waits in the order of the next.
-        let wait = |(_, asked): &mut (u64, u64)| pass > 0 && *asked <= pass;
-        drop(changed.wait_timeout_while(state.lock().unwrap(), LONG, wait).unwrap());
+        until(|| pass == 0 || asked.load(Ordering::Relaxed) > pass);
         let groups = layers.pass();
-        state.lock().unwrap().0 = pass + 1;
-        changed.notify_all();
+        begun.store(pass + 1, Ordering::Relaxed);
         assert_eq!(groups.map(Result::unwrap).count(), 4);
     }
     // The drop waits for the reading thread.
-    state.lock().unwrap().0 = u64::MAX;
-    changed.notify_all();
+    begun.store(u64::MAX, Ordering::Relaxed);
 }
 
 /// An order that returns another result to another thread: a group has its own number and bytes all the same.

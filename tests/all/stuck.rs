@@ -2,7 +2,7 @@
 
 use std::process::Command;
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Condvar, Mutex};
+use std::sync::{Arc, Mutex};
 use std::task::{Context, Waker};
 use std::time::{Duration, Instant};
 
@@ -10,28 +10,13 @@ use crate::common::{RECORD, files, in_order, open, until};
 use twinbuf::loader::{At, Locator, Reading};
 use twinbuf::{BatchIndices, BoxError, Dataset, Loader, Records};
 
-/// Blocks reads until they are released.
-#[derive(Clone, Default)]
-struct Server(Arc<(Mutex<bool>, Condvar)>);
-
-impl Server {
-    fn comes_back(&self) {
-        *self.0.0.lock().unwrap() = true;
-        self.0.1.notify_all();
-    }
-
-    fn wait(&self) {
-        let back = self.0.0.lock().unwrap();
-        drop(self.0.1.wait_while(back, |back| !*back).unwrap());
-    }
-}
-
 /// Records; those from `stuck` on are on a file server that does not answer.
 #[derive(Clone)]
 struct Remote {
     records: Arc<Records>,
     stuck: u64,
-    server: Server,
+    /// Blocks reads until the other end is dropped: then the server comes back.
+    server: Arc<Mutex<Receiver<()>>>,
     /// Gets the first record of each read that waits.
     waits: Sender<u64>,
     /// Shared by all clones; each worker has one.
@@ -50,7 +35,7 @@ impl Dataset for Remote {
         if batch.runs().flatten().any(|record| record >= self.stuck) {
             let first = batch.first();
             let _ = self.waits.send(first);
-            self.server.wait();
+            let _ = self.server.lock().unwrap().recv();
         }
         self.records.read(batch, out)
     }
@@ -62,19 +47,19 @@ impl Dataset for Remote {
     }
 }
 
-/// Two files of 20 records each; those from `stuck` on cannot be read. Also returns the receiver of the waiting reads.
-fn remote(stuck: u64, named: bool) -> (tempfile::TempDir, Remote, Receiver<u64>) {
+/// Two files of 20 records each; those from `stuck` on cannot be read. Also returns the receiver of the waiting reads,
+/// and what keeps them waiting.
+fn remote(stuck: u64, named: bool) -> (tempfile::TempDir, Remote, Receiver<u64>, Sender<()>) {
     let (dir, paths) = files(&[20, 20]);
-    let (waits, waiting) = channel();
-    let (server, records) = (Server::default(), open(&paths));
-    (dir, Remote { records, stuck, server, waits, alive: Arc::new(()), named }, waiting)
+    let ((waits, waiting), (down, server)) = (channel(), channel());
+    let (server, records) = (Arc::new(Mutex::new(server)), open(&paths));
+    (dir, Remote { records, stuck, server, waits, alive: Arc::new(()), named }, waiting, down)
 }
 
 #[test]
 fn a_caller_that_waits_is_told_what_is_read() {
     for (workers, named) in [(1, true), (2, true), (3, false)] {
-        let (dir, remote, waiting) = remote(24, named);
-        let server = remote.server.clone();
+        let (dir, remote, waiting, down) = remote(24, named);
         let mut loader =
             Loader::builder(remote, in_order(40, 4)).name("train").workers(workers).build().unwrap();
         let mut epoch = loader.epoch(5);
@@ -103,7 +88,7 @@ fn a_caller_that_waits_is_told_what_is_read() {
         assert!(text.starts_with(&loading), "{text}");
         assert_eq!(text.ends_with("1.bin at byte 2048"), named, "{text}");
         // No batch was lost, and no read is pending in the end.
-        server.comes_back();
+        drop(down);
         assert_eq!(epoch.by_ref().map(Result::unwrap).count(), 4);
         assert_eq!(epoch.reading(), None);
     }
@@ -112,8 +97,7 @@ fn a_caller_that_waits_is_told_what_is_read() {
 /// The limit is 10 s.
 #[test]
 fn a_loader_that_is_dropped_waits_for_a_limited_time() {
-    let (_dir, remote, waiting) = remote(0, true);
-    let server = remote.server.clone();
+    let (_dir, remote, waiting, down) = remote(0, true);
     let mut loader = Loader::builder(remote, in_order(40, 4)).build().unwrap();
     drop(loader.epoch(0));
     drop(loader.epoch(1));
@@ -121,15 +105,15 @@ fn a_loader_that_is_dropped_waits_for_a_limited_time() {
     waiting.recv().unwrap();
     drop(epoch);
     drop(loader); // or the test never ends
-    server.comes_back();
+    drop(down);
 }
 
 /// As when a runtime aborts the task: its thread has other tasks.
 #[test]
 fn a_task_that_is_dropped_leaves_a_stuck_read_behind() {
     for workers in 1..=2 {
-        let (_dir, remote, waiting) = remote(4, true);
-        let (server, alive) = (remote.server.clone(), remote.alive.clone());
+        let (_dir, remote, waiting, down) = remote(4, true);
+        let alive = remote.alive.clone();
         let mut epochs =
             Loader::builder(remote, in_order(40, 4)).workers(workers).build().unwrap().into_epochs(0..1);
         drop(pollster::block_on(epochs.next_async()).unwrap().unwrap());
@@ -139,7 +123,7 @@ fn a_task_that_is_dropped_leaves_a_stuck_read_behind() {
         let (dropped, in_time) = channel();
         let release = std::thread::spawn(move || {
             let _ = in_time.recv_timeout(Duration::from_secs(8));
-            server.comes_back();
+            drop(down);
         });
         drop(epochs);
         let left = Arc::strong_count(&alive);
@@ -154,7 +138,7 @@ fn a_task_that_is_dropped_leaves_a_stuck_read_behind() {
 #[test]
 #[ignore = "the child of another test"]
 fn child_whose_read_never_returns() {
-    let (_dir, remote, waiting) = remote(0, true);
+    let (_dir, remote, waiting, _down) = remote(0, true);
     let mut loader = Loader::builder(remote, in_order(40, 4)).build().unwrap();
     let mut epoch = loader.epoch(0);
     waiting.recv().unwrap(); // otherwise there is no read to leave behind
