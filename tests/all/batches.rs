@@ -118,6 +118,7 @@ fn slots_are_no_larger_than_the_largest_batch() {
 fn what_cannot_work_is_refused_before_slots_are_wanted() {
     let (_dir, paths) = files(&[16]);
     let builder = || Loader::builder(open(&paths), in_order(16, 4));
+    let pair = || Loader::builder((open(&paths), open(&paths)), in_order(16, 4));
     let halves = || Records::open(&paths, RECORD / 2).unwrap();
     let at = paths[0].display();
     // Some systems grant any memory that has an address. These slots must be refused, not abort.
@@ -138,8 +139,8 @@ fn what_cannot_work_is_refused_before_slots_are_wanted() {
             "option `plan`: wanted a plan for at most the data set's 16 records, found one for 17",
         ),
         (
-            &|| builder().transform_field(1, Convert::U16ToU32),
-            "option `transform_field`: wanted a field below 1, found 1",
+            &|| pair().transform_field(2, Convert::U16ToU32),
+            "option `transform_field`: wanted a field below 2, found 2",
         ),
         (
             &|| Loader::builder((open(&paths), halves()), in_order(16, 4)),
@@ -157,6 +158,7 @@ fn what_cannot_work_is_refused_before_slots_are_wanted() {
         assert!(error.ends_with(wanted), "{error}");
         assert_eq!(builder().build().expect_err(wanted).to_string(), error);
     }
+    assert!(huge().build().unwrap_err().to_string().starts_with("option `depth`: "));
 }
 
 #[test]
