@@ -4,6 +4,7 @@
 //! loader has. A round is a batch. [`At::epoch`](crate::loader::At::epoch) and traces have its number as the epoch; a
 //! report counts no epochs.
 
+use std::iter;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::{Mutex, PoisonError};
 use std::thread;
@@ -183,8 +184,7 @@ where
         let state = Mutex::new((slot.iter_mut().enumerate(), None));
         let lock = || state.lock().unwrap_or_else(PoisonError::into_inner);
         let work = || {
-            loop {
-                let Some((number, part)) = lock().0.next() else { return };
+            for (number, part) in iter::from_fn(|| lock().0.next()) {
                 let made = catch_unwind(AssertUnwindSafe(|| fill(round, number, part).map_err(Into::into)));
                 if !matches!(made, Ok(Ok(()))) {
                     let (left, failed) = &mut *lock();
