@@ -159,13 +159,11 @@ impl MemoryLimit {
     /// Takes this many bytes until the result is dropped. `sum` describes their use in the error.
     pub(crate) fn take(self, wanted: u64, sum: &dyn fmt::Display) -> Result<Taken, Error> {
         let mut taken = lock(&self.taken);
-        match taken.checked_add(wanted).filter(|&all| all <= self.bytes) {
-            Some(all) => *taken = all,
-            None => {
-                let (sum, limit) = (sum.to_string(), self.bytes);
-                return Err(Error::Memory { sum, wanted, limit, taken: *taken });
-            }
-        }
+        let Some(all) = taken.checked_add(wanted).filter(|&all| all <= self.bytes) else {
+            let (sum, limit) = (sum.to_string(), self.bytes);
+            return Err(Error::Memory { sum, wanted, limit, taken: *taken });
+        };
+        *taken = all;
         drop(taken);
         Ok(Taken { limit: self, bytes: wanted })
     }
