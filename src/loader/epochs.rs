@@ -256,7 +256,9 @@ impl<B: Backend> Course<Batch<B>> for Loader<B> {
             if order.next.epoch == last {
                 return Next::End;
             }
-            pipe.epoch_ended(Instant::now());
+            let now = Instant::now();
+            pipe.used(now);
+            pipe.recorder().epoch_ended(now);
             order.go_to(later);
             pipe.recorder().report.epochs = order.next.ordinal; // with those that are passed over
             pipe.recorder().began(order.next, Instant::now());

@@ -527,12 +527,6 @@ impl<R: Ring> Pipe<R> {
         self.running.recorder.released(now, copy);
     }
 
-    /// The epoch of the unit in use is over.
-    pub(crate) fn epoch_ended(&mut self, now: Instant) {
-        self.used(now);
-        self.running.recorder.epoch_ended(now);
-    }
-
     /// The iteration is over, or the caller gives it up.
     pub(crate) fn ended(&mut self, now: Instant) {
         self.used(now);
