@@ -6,7 +6,7 @@ mod common;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use common::{must_end, start};
+use common::start;
 use twinbuf_cuda::Uploader;
 use twinbuf_testing::{ALLOCATIONS, Counting};
 
@@ -46,31 +46,29 @@ fn nothing_is_allocated_when_copies_first_overlap() {
 fn nothing_is_allocated_per_batch() {
     const BYTES: usize = 64 * 64;
     const BATCHES: u64 = 200;
-    must_end(|| {
-        for (overlap, times) in [(true, false), (true, true), (false, false), (false, true)] {
-            let (_sim, ctx) = start(1, false);
-            let stream = ctx.new_stream().unwrap();
-            // cudarc looks a function up at its first call, and each batch may be the first that is waited for.
-            ctx.new_event(None).unwrap().synchronize().unwrap();
-            let build = Uploader::new(&ctx, BYTES).overlap(overlap).times(times);
-            let (mut slots, mut batches) = build.build::<u64>().unwrap();
-            let mut round = |value: u64| {
-                slots.acquire().unwrap().reserve().commit(BYTES, value).unwrap();
-                let batch = batches.recv().unwrap().unwrap();
-                let view = batch.on::<f32>(&stream).unwrap();
-                assert_eq!(view.slice(4..8).unwrap().len(), 4);
-                batch.wait_copied().unwrap();
-            };
-            (0..10).for_each(&mut round);
-            let before = ALLOCATIONS.load(Ordering::Relaxed);
-            (0..BATCHES).for_each(&mut round);
-            let made = ALLOCATIONS.load(Ordering::Relaxed) - before;
-            println!("overlap {overlap}, times {times}: {made} allocations in {BATCHES} batches");
-            assert_eq!(made, 0);
-        }
-        // Last: cudarc looks each function up at its first call.
-        nothing_is_allocated_when_copies_first_overlap();
-    });
+    for (overlap, times) in [(true, false), (true, true), (false, false), (false, true)] {
+        let (_sim, ctx) = start(1, false);
+        let stream = ctx.new_stream().unwrap();
+        // cudarc looks a function up at its first call, and each batch may be the first that is waited for.
+        ctx.new_event(None).unwrap().synchronize().unwrap();
+        let build = Uploader::new(&ctx, BYTES).overlap(overlap).times(times);
+        let (mut slots, mut batches) = build.build::<u64>().unwrap();
+        let mut round = |value: u64| {
+            slots.acquire().unwrap().reserve().commit(BYTES, value).unwrap();
+            let batch = batches.recv().unwrap().unwrap();
+            let view = batch.on::<f32>(&stream).unwrap();
+            assert_eq!(view.slice(4..8).unwrap().len(), 4);
+            batch.wait_copied().unwrap();
+        };
+        (0..10).for_each(&mut round);
+        let before = ALLOCATIONS.load(Ordering::Relaxed);
+        (0..BATCHES).for_each(&mut round);
+        let made = ALLOCATIONS.load(Ordering::Relaxed) - before;
+        println!("overlap {overlap}, times {times}: {made} allocations in {BATCHES} batches");
+        assert_eq!(made, 0);
+    }
+    // Last: cudarc looks each function up at its first call.
+    nothing_is_allocated_when_copies_first_overlap();
 }
 
 fn main() {

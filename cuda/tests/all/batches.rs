@@ -6,8 +6,7 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::thread;
 
 use crate::common::{
-    BYTES, arrive, bytes, commit, copy_threads, lent_slots, make_current, must_end, start, start_with,
-    upload, uploader,
+    BYTES, arrive, bytes, commit, copy_threads, lent_slots, make_current, start, start_with, upload, uploader,
 };
 use cudarc::driver::sys;
 use twinbuf_cuda::{DeviceBatches, Error, ReservedSlot, Uploader};
@@ -30,19 +29,17 @@ fn by_hand_a_slot_is_committed_on_a_thread_without_a_context() {
 
 #[test]
 fn the_next_copy_is_queued_while_one_runs() {
-    must_end(|| {
-        let (sim, ctx) = start(1, false);
-        let stream = ctx.new_stream().unwrap();
-        let (mut slots, mut batches) = Uploader::new(&ctx, BYTES).times(true).build().unwrap();
-        let held = sim.hold(0); // the device is stopped: no copy completes
-        commit(&mut slots, BYTES, 1).unwrap();
-        let (first, second) = (upload(&mut slots, &mut batches, 2), batches.recv().unwrap().unwrap());
-        if !sim.is_real() {
-            assert_eq!((first.copied(), second.copied()), (Ok(None), Ok(None)));
-        }
-        drop(held);
-        assert_eq!((bytes(&first, &stream)[0], bytes(&second, &stream)[0]), (1, 2));
-    });
+    let (sim, ctx) = start(1, false);
+    let stream = ctx.new_stream().unwrap();
+    let (mut slots, mut batches) = Uploader::new(&ctx, BYTES).times(true).build().unwrap();
+    let held = sim.hold(0); // the device is stopped: no copy completes
+    commit(&mut slots, BYTES, 1).unwrap();
+    let (first, second) = (upload(&mut slots, &mut batches, 2), batches.recv().unwrap().unwrap());
+    if !sim.is_real() {
+        assert_eq!((first.copied(), second.copied()), (Ok(None), Ok(None)));
+    }
+    drop(held);
+    assert_eq!((bytes(&first, &stream)[0], bytes(&second, &stream)[0]), (1, 2));
 }
 
 #[test]
@@ -55,22 +52,20 @@ fn an_error_that_was_left_behind_is_told_as_such() {
 
 #[test]
 fn a_reader_is_told_that_the_receiver_is_gone() {
-    must_end(|| {
-        for overlap in [true, false] {
-            let (_sim, ctx) = start(1, false);
-            let (mut slots, batches) = uploader(&ctx, overlap);
-            drop(batches);
-            let error = loop {
-                if let Err(error) = commit(&mut slots, BYTES, 1) {
-                    break error;
-                }
-            };
-            assert_eq!(error, Error::Closed);
-            assert_eq!(slots.acquire().unwrap_err(), Error::Closed);
-            drop(slots);
-            assert_eq!(copy_threads(), 0);
-        }
-    });
+    for overlap in [true, false] {
+        let (_sim, ctx) = start(1, false);
+        let (mut slots, batches) = uploader(&ctx, overlap);
+        drop(batches);
+        let error = loop {
+            if let Err(error) = commit(&mut slots, BYTES, 1) {
+                break error;
+            }
+        };
+        assert_eq!(error, Error::Closed);
+        assert_eq!(slots.acquire().unwrap_err(), Error::Closed);
+        drop(slots);
+        assert_eq!(copy_threads(), 0);
+    }
 }
 
 #[test]
@@ -132,50 +127,48 @@ fn arguments_that_cannot_work_are_refused_by_name() {
 
 #[test]
 fn receiving_without_waiting_and_by_a_task() {
-    must_end(|| {
-        let (sim, ctx) = start(1, false);
-        let build = Uploader::new(&ctx, BYTES).times(true);
-        let (mut slots, mut batches) = build.build::<u64>().unwrap();
-        let mut cx = Context::from_waker(Waker::noop());
-        assert_eq!(batches.try_recv().unwrap_err(), Error::Empty);
-        assert!(batches.poll_recv(&mut cx).is_pending());
-        let first = upload(&mut slots, &mut batches, 1);
-        let time = first.wait_copied().unwrap().unwrap();
-        assert_eq!(first.copied().unwrap(), Some(time), "the copy is done");
-        commit(&mut slots, 0, 2).unwrap();
-        let second = loop {
-            match batches.poll_recv(&mut cx) {
-                Poll::Ready(second) => break second.unwrap().unwrap(),
-                Poll::Pending => thread::yield_now(),
-            }
-        };
-        assert_eq!(second.wait_copied().unwrap(), None, "nothing to copy");
-        assert_eq!(batches.try_recv().unwrap_err(), Error::SlotHeld { device_depth: 2 });
-        drop((first, second));
-        slots.finish();
-        assert!(batches.recv().unwrap().is_none());
-        assert!(batches.try_recv().unwrap().is_none());
-        assert!(matches!(batches.poll_recv(&mut cx), Poll::Ready(Ok(None))));
-
-        let build = Uploader::new(&ctx, BYTES).overlap(false).times(true);
-        let (mut slots, mut batches) = build.build().unwrap();
-        assert!(matches!(batches.poll_recv(&mut cx), Poll::Ready(Err(Error::Empty))));
-        let held = sim.hold(0); // the device is stopped: the copy has been issued but is not done
-        commit(&mut slots, BYTES, 3).unwrap();
-        let lease = batches.try_recv().unwrap().unwrap();
-        if !sim.is_real() {
-            assert_eq!(lease.copied(), Ok(None));
+    let (sim, ctx) = start(1, false);
+    let build = Uploader::new(&ctx, BYTES).times(true);
+    let (mut slots, mut batches) = build.build::<u64>().unwrap();
+    let mut cx = Context::from_waker(Waker::noop());
+    assert_eq!(batches.try_recv().unwrap_err(), Error::Empty);
+    assert!(batches.poll_recv(&mut cx).is_pending());
+    let first = upload(&mut slots, &mut batches, 1);
+    let time = first.wait_copied().unwrap().unwrap();
+    assert_eq!(first.copied().unwrap(), Some(time), "the copy is done");
+    commit(&mut slots, 0, 2).unwrap();
+    let second = loop {
+        match batches.poll_recv(&mut cx) {
+            Poll::Ready(second) => break second.unwrap().unwrap(),
+            Poll::Pending => thread::yield_now(),
         }
-        drop(held);
-        let time = lease.wait_copied().unwrap();
-        assert!(time.is_some());
-        assert_eq!(lease.copied(), Ok(time), "the copy is done");
+    };
+    assert_eq!(second.wait_copied().unwrap(), None, "nothing to copy");
+    assert_eq!(batches.try_recv().unwrap_err(), Error::SlotHeld { device_depth: 2 });
+    drop((first, second));
+    slots.finish();
+    assert!(batches.recv().unwrap().is_none());
+    assert!(batches.try_recv().unwrap().is_none());
+    assert!(matches!(batches.poll_recv(&mut cx), Poll::Ready(Ok(None))));
 
-        let (mut slots, mut batches) = uploader(&ctx, false);
-        commit(&mut slots, BYTES, 4).unwrap();
-        let lease = batches.try_recv().unwrap().unwrap();
-        assert_eq!(lease.wait_copied(), Ok(None), "no times were asked for");
-    });
+    let build = Uploader::new(&ctx, BYTES).overlap(false).times(true);
+    let (mut slots, mut batches) = build.build().unwrap();
+    assert!(matches!(batches.poll_recv(&mut cx), Poll::Ready(Err(Error::Empty))));
+    let held = sim.hold(0); // the device is stopped: the copy has been issued but is not done
+    commit(&mut slots, BYTES, 3).unwrap();
+    let lease = batches.try_recv().unwrap().unwrap();
+    if !sim.is_real() {
+        assert_eq!(lease.copied(), Ok(None));
+    }
+    drop(held);
+    let time = lease.wait_copied().unwrap();
+    assert!(time.is_some());
+    assert_eq!(lease.copied(), Ok(time), "the copy is done");
+
+    let (mut slots, mut batches) = uploader(&ctx, false);
+    commit(&mut slots, BYTES, 4).unwrap();
+    let lease = batches.try_recv().unwrap().unwrap();
+    assert_eq!(lease.wait_copied(), Ok(None), "no times were asked for");
 }
 
 /// The remains of a task after its executor is gone: only its waker keeps the task, and its future owns the batches.
@@ -199,158 +192,144 @@ impl Wake for Task {
 
 #[test]
 fn a_waker_may_drop_the_last_side_on_the_copy_thread() {
-    must_end(|| {
-        let (sim, ctx) = start(1, false);
-        let before = sim.live().leaked();
-        let (mut slots, mut batches) = uploader(&ctx, true);
-        let held = sim.hold(0); // the copy thread waits for the copy and has not noticed the drop
-        drop(upload(&mut slots, &mut batches, 1));
-        slots.finish();
-        let (end, panicked) = mpsc::channel();
-        let task = Arc::new(Task { batches: Mutex::new(None), _end: TaskEnd(end) });
-        let waker = Waker::from(task.clone());
-        let polled = batches.poll_recv(&mut Context::from_waker(&waker)).is_pending();
-        assert!(polled || sim.is_real());
-        *task.batches.lock().unwrap() = Some(batches);
-        drop((waker, task));
-        drop(held); // the waker is called; it is the last owner of the task
-        if polled {
-            assert!(!panicked.recv().unwrap(), "a thread cannot wait for its own end");
-        }
-        // Nobody joins the thread, and it frees the last slot when it ends. `/proc` may also omit a thread while
-        // another one ends. `must_end` bounds the wait.
-        while sim.live().leaked() != before {
-            thread::yield_now();
-        }
-        assert_eq!(copy_threads(), 0);
-    });
+    let (sim, ctx) = start(1, false);
+    let before = sim.live().leaked();
+    let (mut slots, mut batches) = uploader(&ctx, true);
+    let held = sim.hold(0); // the copy thread waits for the copy and has not noticed the drop
+    drop(upload(&mut slots, &mut batches, 1));
+    slots.finish();
+    let (end, panicked) = mpsc::channel();
+    let task = Arc::new(Task { batches: Mutex::new(None), _end: TaskEnd(end) });
+    let waker = Waker::from(task.clone());
+    let polled = batches.poll_recv(&mut Context::from_waker(&waker)).is_pending();
+    assert!(polled || sim.is_real());
+    *task.batches.lock().unwrap() = Some(batches);
+    drop((waker, task));
+    drop(held); // the waker is called; it is the last owner of the task
+    if polled {
+        assert!(!panicked.recv().unwrap(), "a thread cannot wait for its own end");
+    }
+    // Nobody joins the thread, and it frees the last slot when it ends. `/proc` may also omit a thread while
+    // another one ends. The watchdog bounds the wait.
+    while sim.live().leaked() != before {
+        thread::yield_now();
+    }
+    assert_eq!(copy_threads(), 0);
 }
 
 #[test]
 fn a_copy_is_followed_to_its_end_though_no_other_batch_comes() {
-    must_end(|| {
-        let (_sim, ctx) = start(1, false);
-        let (told, copied) = mpsc::channel();
-        let uploader = Uploader::new(&ctx, BYTES).on_copied(move |copied| told.send(copied.seq).unwrap());
-        let (mut slots, mut batches) = uploader.build::<u64>().unwrap();
-        for seq in 0..4 {
-            commit(&mut slots, BYTES, seq as u8).unwrap();
-            assert_eq!(copied.recv(), Ok(seq), "the host slot is free again");
-            drop(batches.recv().unwrap().unwrap());
-        }
-    });
+    let (_sim, ctx) = start(1, false);
+    let (told, copied) = mpsc::channel();
+    let uploader = Uploader::new(&ctx, BYTES).on_copied(move |copied| told.send(copied.seq).unwrap());
+    let (mut slots, mut batches) = uploader.build::<u64>().unwrap();
+    for seq in 0..4 {
+        commit(&mut slots, BYTES, seq as u8).unwrap();
+        assert_eq!(copied.recv(), Ok(seq), "the host slot is free again");
+        drop(batches.recv().unwrap().unwrap());
+    }
 }
 
 #[test]
 fn a_panic_in_on_copied_ends_both_sides() {
-    must_end(|| {
-        let (_sim, ctx) = start(1, false);
-        let build = Uploader::new(&ctx, BYTES).on_copied(|copy| assert!(copy.seq < 2, "on purpose"));
-        let (mut slots, mut batches) = build.build::<u64>().unwrap();
-        let reader = thread::spawn(move || while commit(&mut slots, BYTES, 1).is_ok() {});
-        let error = loop {
-            if let Err(error) = batches.recv() {
-                break error;
-            }
-        };
-        assert_eq!(error, Error::Abandoned);
-        reader.join().unwrap();
-        drop(batches);
-        assert_eq!(copy_threads(), 0);
-    });
+    let (_sim, ctx) = start(1, false);
+    let build = Uploader::new(&ctx, BYTES).on_copied(|copy| assert!(copy.seq < 2, "on purpose"));
+    let (mut slots, mut batches) = build.build::<u64>().unwrap();
+    let reader = thread::spawn(move || while commit(&mut slots, BYTES, 1).is_ok() {});
+    let error = loop {
+        if let Err(error) = batches.recv() {
+            break error;
+        }
+    };
+    assert_eq!(error, Error::Abandoned);
+    reader.join().unwrap();
+    drop(batches);
+    assert_eq!(copy_threads(), 0);
 }
 
 #[test]
 fn a_panic_in_on_copied_by_hand_ends_both_sides() {
-    must_end(|| {
-        let (_sim, ctx) = start(1, false);
-        let build = Uploader::new(&ctx, BYTES).on_copied(|copy| assert!(copy.seq < 2, "on purpose"));
-        let (mut slots, mut batches) = build.overlap(false).build::<u64>().unwrap();
-        let mut committed = 0;
-        let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-            loop {
-                commit(&mut slots, BYTES, 1).unwrap();
-                committed += 1;
-                drop(batches.recv().unwrap().unwrap());
-            }
-        }));
-        panicked.unwrap_err();
-        // At most as many batches late as there are slots; a copy that has ended sooner is told of sooner.
-        assert!((2..=4).contains(&committed), "{committed}");
-        assert_eq!(slots.acquire().unwrap_err(), Error::Closed);
-        assert_eq!(batches.recv().unwrap_err(), Error::Abandoned);
-    });
+    let (_sim, ctx) = start(1, false);
+    let build = Uploader::new(&ctx, BYTES).on_copied(|copy| assert!(copy.seq < 2, "on purpose"));
+    let (mut slots, mut batches) = build.overlap(false).build::<u64>().unwrap();
+    let mut committed = 0;
+    let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+        loop {
+            commit(&mut slots, BYTES, 1).unwrap();
+            committed += 1;
+            drop(batches.recv().unwrap().unwrap());
+        }
+    }));
+    panicked.unwrap_err();
+    // At most as many batches late as there are slots; a copy that has ended sooner is told of sooner.
+    assert!((2..=4).contains(&committed), "{committed}");
+    assert_eq!(slots.acquire().unwrap_err(), Error::Closed);
+    assert_eq!(batches.recv().unwrap_err(), Error::Abandoned);
 }
 
 /// The call that an uploader without a thread makes of the caller's code: it may use the uploader.
 #[test]
 fn on_copied_by_hand_may_commit_and_drop_slots() {
-    must_end(|| {
-        for commits in [true, false] {
-            let (_sim, ctx) = start(1, false);
-            let slot = Arc::new(Mutex::new(None::<ReservedSlot<u64>>));
-            let taken = slot.clone();
-            let build = Uploader::new(&ctx, BYTES).overlap(false).on_copied(move |_| {
-                match taken.lock().unwrap().take() {
-                    Some(slot) if commits => slot.commit(7, 70).unwrap(),
-                    slot => drop(slot),
-                }
-            });
-            let (mut slots, mut batches) = build.build().unwrap();
-            assert_eq!(upload(&mut slots, &mut batches, 1).wait_copied().unwrap().map(drop), Some(()));
-            *slot.lock().unwrap() = Some(slots.acquire().unwrap().reserve());
-            // Sees that the first copy has ended: then its host slot is free, and `on_copied` is called.
-            let next = slots.acquire();
-            assert!(slot.lock().unwrap().is_none(), "called");
-            match next {
-                Ok(next) => next.commit(BYTES, 2).unwrap(),
-                other => panic!("{other:?}"),
+    for commits in [true, false] {
+        let (_sim, ctx) = start(1, false);
+        let slot = Arc::new(Mutex::new(None::<ReservedSlot<u64>>));
+        let taken = slot.clone();
+        let build = Uploader::new(&ctx, BYTES).overlap(false).on_copied(move |_| {
+            match taken.lock().unwrap().take() {
+                Some(slot) if commits => slot.commit(7, 70).unwrap(),
+                slot => drop(slot),
             }
-            let reserved = batches.recv();
-            if commits {
-                let reserved = reserved.unwrap().unwrap();
-                assert_eq!((reserved.len(), *reserved.meta()), (7, 70));
-            } else {
-                assert_eq!(reserved.unwrap_err(), Error::Cancelled);
-            }
-            assert_eq!(*batches.recv().unwrap().unwrap().meta(), 2);
+        });
+        let (mut slots, mut batches) = build.build().unwrap();
+        assert_eq!(upload(&mut slots, &mut batches, 1).wait_copied().unwrap().map(drop), Some(()));
+        *slot.lock().unwrap() = Some(slots.acquire().unwrap().reserve());
+        // Sees that the first copy has ended: then its host slot is free, and `on_copied` is called.
+        let next = slots.acquire();
+        assert!(slot.lock().unwrap().is_none(), "called");
+        match next {
+            Ok(next) => next.commit(BYTES, 2).unwrap(),
+            other => panic!("{other:?}"),
         }
-    });
+        let reserved = batches.recv();
+        if commits {
+            let reserved = reserved.unwrap().unwrap();
+            assert_eq!((reserved.len(), *reserved.meta()), (7, 70));
+        } else {
+            assert_eq!(reserved.unwrap_err(), Error::Cancelled);
+        }
+        assert_eq!(*batches.recv().unwrap().unwrap().meta(), 2);
+    }
 }
 
 /// The next batch records a device slot's events again, so its times are read before that. A dropped slot uses a device slot
 /// too, without a copy.
 #[test]
 fn each_copy_has_its_own_time_though_there_are_more_host_slots_than_device_slots() {
-    must_end(|| {
-        // The caller commits every `of`-th slot and drops the others.
-        for (host_depth, device_depth, of) in
-            [(8, 1, 1), (8, 3, 1), (3, 2, 1), (1, 8, 1), (3, 2, 2), (8, 3, 3)]
-        {
-            let (_sim, ctx) = start_with(Options { delay_us: 20, ..Options::default() }, true);
-            let times = Arc::new(Mutex::new(Vec::new()));
-            let log = times.clone();
-            let build = Uploader::new(&ctx, BYTES).host_depth(host_depth).device_depth(device_depth);
-            let build = build.on_copied(move |copy| log.lock().unwrap().push((copy.seq, copy.time.start)));
-            let (mut slots, mut batches) = build.build::<u64>().unwrap();
-            let reader = thread::spawn(move || {
-                for seq in 0..200 {
-                    match seq % of {
-                        0 => commit(&mut slots, BYTES, 1).unwrap(),
-                        _ => drop(slots.acquire().unwrap().reserve()),
-                    }
+    // The caller commits every `of`-th slot and drops the others.
+    for (host_depth, device_depth, of) in [(8, 1, 1), (8, 3, 1), (3, 2, 1), (1, 8, 1), (3, 2, 2), (8, 3, 3)] {
+        let (_sim, ctx) = start_with(Options { delay_us: 20, ..Options::default() }, true);
+        let times = Arc::new(Mutex::new(Vec::new()));
+        let log = times.clone();
+        let build = Uploader::new(&ctx, BYTES).host_depth(host_depth).device_depth(device_depth);
+        let build = build.on_copied(move |copy| log.lock().unwrap().push((copy.seq, copy.time.start)));
+        let (mut slots, mut batches) = build.build::<u64>().unwrap();
+        let reader = thread::spawn(move || {
+            for seq in 0..200 {
+                match seq % of {
+                    0 => commit(&mut slots, BYTES, 1).unwrap(),
+                    _ => drop(slots.acquire().unwrap().reserve()),
                 }
-                slots.finish();
-            });
-            while let Ok(Some(_)) | Err(Error::Cancelled) = batches.recv() {}
-            reader.join().unwrap();
-            drop(batches);
-            let times = times.lock().unwrap();
-            assert!(times.iter().map(|(seq, _)| *seq).eq((0..200).step_by(of)));
-            let equal = times.windows(2).find(|pair| pair[0].1 >= pair[1].1);
-            assert_eq!(equal, None, "host depth {host_depth}, device depth {device_depth}");
-        }
-    });
+            }
+            slots.finish();
+        });
+        while let Ok(Some(_)) | Err(Error::Cancelled) = batches.recv() {}
+        reader.join().unwrap();
+        drop(batches);
+        let times = times.lock().unwrap();
+        assert!(times.iter().map(|(seq, _)| *seq).eq((0..200).step_by(of)));
+        let equal = times.windows(2).find(|pair| pair[0].1 >= pair[1].1);
+        assert_eq!(equal, None, "host depth {host_depth}, device depth {device_depth}");
+    }
 }
 
 #[test]
@@ -368,59 +347,55 @@ fn host_slots_begin_with_zeros_and_are_cached() {
 
 #[test]
 fn on_copied_may_make_another_context_current() {
-    must_end(|| {
-        for overlap in [true, false] {
-            let (_sim, ctx) = start(1, false);
-            let build = Uploader::new(&ctx, BYTES).overlap(overlap).on_copied(|_| make_current(None));
-            let (mut slots, mut batches) = build.build::<u64>().unwrap();
-            let stream = ctx.new_stream().unwrap();
-            arrive(&mut slots, &mut batches, &stream, 1..10);
-            slots.finish();
-            assert!(batches.recv().unwrap().is_none());
-        }
-    });
+    for overlap in [true, false] {
+        let (_sim, ctx) = start(1, false);
+        let build = Uploader::new(&ctx, BYTES).overlap(overlap).on_copied(|_| make_current(None));
+        let (mut slots, mut batches) = build.build::<u64>().unwrap();
+        let stream = ctx.new_stream().unwrap();
+        arrive(&mut slots, &mut batches, &stream, 1..10);
+        slots.finish();
+        assert!(batches.recv().unwrap().is_none());
+    }
 }
 
 #[test]
 fn memory_is_what_was_asked_for_after_thousands_of_batches() {
     let all: u64 = twinbuf_testing::extent(3000, 20_000);
-    must_end(move || {
-        let (sim, ctx) = start_with(Options { delay_us: 0, pieces: 1, ..Options::default() }, false);
-        let stream = ctx.new_stream().unwrap();
-        let before = sim.live();
-        let (mut slots, mut batches) =
-            Uploader::new(&ctx, BYTES).host_depth(3).device_depth(2).build::<u64>().unwrap();
-        let built = sim.live();
-        if !sim.is_real() {
-            assert_eq!(built.host_bytes - before.host_bytes, 3 * BYTES as u64);
-            assert_eq!(built.device_bytes - before.device_bytes, 2 * BYTES as u64);
-        }
-        let reader = thread::spawn(move || {
-            for seq in 0..all {
-                slots.acquire().unwrap().commit(BYTES, seq).unwrap();
-            }
-            slots.finish();
-        });
-        let mut later = built;
+    let (sim, ctx) = start_with(Options { delay_us: 0, pieces: 1, ..Options::default() }, false);
+    let stream = ctx.new_stream().unwrap();
+    let before = sim.live();
+    let (mut slots, mut batches) =
+        Uploader::new(&ctx, BYTES).host_depth(3).device_depth(2).build::<u64>().unwrap();
+    let built = sim.live();
+    if !sim.is_real() {
+        assert_eq!(built.host_bytes - before.host_bytes, 3 * BYTES as u64);
+        assert_eq!(built.device_bytes - before.device_bytes, 2 * BYTES as u64);
+    }
+    let reader = thread::spawn(move || {
         for seq in 0..all {
-            let batch = batches.recv().unwrap().unwrap();
-            assert_eq!(*batch.meta(), seq);
-            if seq % 16 < 2 {
-                batch.on::<u8>(&stream).unwrap();
-            }
-            drop(batch);
-            match seq {
-                10 => later = sim.live(), // each device slot has its `consumed` event by now
-                _ if seq == all - 100 => assert_eq!(sim.live(), later),
-                _ => {}
-            }
+            slots.acquire().unwrap().commit(BYTES, seq).unwrap();
         }
-        assert!(batches.recv().unwrap().is_none());
-        reader.join().unwrap();
-        let after = sim.live();
-        assert_eq!((after.peak_host_bytes, after.peak_device_bytes), (built.host_bytes, built.device_bytes));
-        drop(batches);
-        sim.drain();
-        assert_eq!(sim.live().leaked(), before.leaked());
+        slots.finish();
     });
+    let mut later = built;
+    for seq in 0..all {
+        let batch = batches.recv().unwrap().unwrap();
+        assert_eq!(*batch.meta(), seq);
+        if seq % 16 < 2 {
+            batch.on::<u8>(&stream).unwrap();
+        }
+        drop(batch);
+        match seq {
+            10 => later = sim.live(), // each device slot has its `consumed` event by now
+            _ if seq == all - 100 => assert_eq!(sim.live(), later),
+            _ => {}
+        }
+    }
+    assert!(batches.recv().unwrap().is_none());
+    reader.join().unwrap();
+    let after = sim.live();
+    assert_eq!((after.peak_host_bytes, after.peak_device_bytes), (built.host_bytes, built.device_bytes));
+    drop(batches);
+    sim.drain();
+    assert_eq!(sim.live().leaked(), before.leaked());
 }

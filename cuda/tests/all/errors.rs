@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 
-use crate::common::{LAUNCH_FAILED, copy_threads, lent_slots, must_end, start, start_software, threads};
+use crate::common::{LAUNCH_FAILED, copy_threads, lent_slots, start, start_software, threads};
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream};
 use twinbuf_cuda::{DeviceBatches, Error, HostSlots, Stager, Uploader};
 use twinbuf_cuda_sim::{Failure, Live, Sim};
@@ -215,21 +215,19 @@ fn left(sim: &Sim, before: Live) -> Live {
 }
 
 fn every(failure: impl Fn(u64) -> Failure + Send + 'static, driver: Driver) {
-    must_end(move || {
-        let uploaders = [(true, false), (true, true), (false, false), (false, true)];
-        let uploaders = uploaders.map(|(overlap, lent)| Life::Uploader { overlap, lent });
-        let lives = uploaders.into_iter().chain([Life::Stager]);
-        for (life, tracking) in lives.flat_map(|life| [(life, false), (life, true)]) {
-            let (mut nth, mut surfaced) = (1, 0);
-            while survives(failure(nth), driver, life, tracking, &mut surfaced) {
-                nth += 1;
-            }
-            println!("{life:?}, tracking {tracking}: {} failures, {surfaced} came out as errors", nth - 1);
-            // Some calls occur only with some slots; a stager's look at an event may fail without harm.
-            let harmless = nth == 1 || matches!(life, Life::Stager);
-            assert!(surfaced > 0 || harmless || twinbuf_cuda_sim::Control::get().is_real());
+    let uploaders = [(true, false), (true, true), (false, false), (false, true)];
+    let uploaders = uploaders.map(|(overlap, lent)| Life::Uploader { overlap, lent });
+    let lives = uploaders.into_iter().chain([Life::Stager]);
+    for (life, tracking) in lives.flat_map(|life| [(life, false), (life, true)]) {
+        let (mut nth, mut surfaced) = (1, 0);
+        while survives(failure(nth), driver, life, tracking, &mut surfaced) {
+            nth += 1;
         }
-    });
+        println!("{life:?}, tracking {tracking}: {} failures, {surfaced} came out as errors", nth - 1);
+        // Some calls occur only with some slots; a stager's look at an event may fail without harm.
+        let harmless = nth == 1 || matches!(life, Life::Stager);
+        assert!(surfaced > 0 || harmless || twinbuf_cuda_sim::Control::get().is_real());
+    }
 }
 
 #[test]
@@ -269,26 +267,24 @@ fn any_one_operation_on_the_device_may_fail() {
 /// context still frees host slots.
 #[test]
 fn a_thread_without_a_context_frees_though_its_first_call_fails() {
-    must_end(|| {
-        let Some((sim, ctx)) = start_software() else { return };
-        let before = sim.live().leaked();
-        let (mut slots, mut batches) = Uploader::new(&ctx, BYTES).build::<u64>().unwrap();
-        // Receiving a batch shows that the copy thread has started: before that it has neither its name nor its
-        // context.
-        slots.acquire().unwrap().commit(BYTES, 0).unwrap();
-        drop(batches.recv().unwrap().unwrap());
-        drop(batches);
-        // The receiver is gone; the copy thread notices now, or with the next batch. The host slots outlive it.
-        match slots.acquire().and_then(|slot| slot.commit(BYTES, 1)) {
-            Ok(()) | Err(Error::Closed) => {}
-            Err(error) => panic!("{error}"),
-        }
-        assert_eq!(copy_threads(), 0);
-        sim.inject(Failure::api("cuCtxSetCurrent", 1, LAUNCH_FAILED));
-        std::thread::spawn(move || drop(slots)).join().unwrap();
-        assert_eq!(sim.injected(), ["cuCtxSetCurrent"]);
-        assert_eq!(left(&sim, before), Live::default());
-    });
+    let Some((sim, ctx)) = start_software() else { return };
+    let before = sim.live().leaked();
+    let (mut slots, mut batches) = Uploader::new(&ctx, BYTES).build::<u64>().unwrap();
+    // Receiving a batch shows that the copy thread has started: before that it has neither its name nor its
+    // context.
+    slots.acquire().unwrap().commit(BYTES, 0).unwrap();
+    drop(batches.recv().unwrap().unwrap());
+    drop(batches);
+    // The receiver is gone; the copy thread notices now, or with the next batch. The host slots outlive it.
+    match slots.acquire().and_then(|slot| slot.commit(BYTES, 1)) {
+        Ok(()) | Err(Error::Closed) => {}
+        Err(error) => panic!("{error}"),
+    }
+    assert_eq!(copy_threads(), 0);
+    sim.inject(Failure::api("cuCtxSetCurrent", 1, LAUNCH_FAILED));
+    std::thread::spawn(move || drop(slots)).join().unwrap();
+    assert_eq!(sim.injected(), ["cuCtxSetCurrent"]);
+    assert_eq!(left(&sim, before), Live::default());
 }
 
 /// Also if cudarc has no part in the call.
@@ -326,19 +322,17 @@ fn a_use_that_was_neither_recorded_nor_waited_for_ends_the_uploader() {
 /// A copy may still read the slots of an uploader whose stream cannot be waited for.
 #[test]
 fn host_slots_whose_copies_cannot_be_waited_for_are_leaked() {
-    must_end(|| {
-        for overlap in [false, true] {
-            let Some((sim, ctx)) = start_software() else { return };
-            let before = sim.live().leaked();
-            let (mut slots, mut batches) = Uploader::new(&ctx, BYTES).overlap(overlap).build::<u8>().unwrap();
-            // Fails before the copy, so the copy thread never sees its end.
-            for call in ["cuStreamSynchronize", "cuEventSynchronize", "cuEventQuery"] {
-                sim.inject(Failure::api(call, 1, LAUNCH_FAILED).times(u64::MAX));
-            }
-            slots.acquire().unwrap().commit(BYTES, 1).unwrap();
-            drop(batches.recv());
-            drop((slots, batches));
-            assert_eq!(left(&sim, before).host_allocations, 2, "overlap {overlap}");
+    for overlap in [false, true] {
+        let Some((sim, ctx)) = start_software() else { return };
+        let before = sim.live().leaked();
+        let (mut slots, mut batches) = Uploader::new(&ctx, BYTES).overlap(overlap).build::<u8>().unwrap();
+        // Fails before the copy, so the copy thread never sees its end.
+        for call in ["cuStreamSynchronize", "cuEventSynchronize", "cuEventQuery"] {
+            sim.inject(Failure::api(call, 1, LAUNCH_FAILED).times(u64::MAX));
         }
-    });
+        slots.acquire().unwrap().commit(BYTES, 1).unwrap();
+        drop(batches.recv());
+        drop((slots, batches));
+        assert_eq!(left(&sim, before).host_allocations, 2, "overlap {overlap}");
+    }
 }

@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
-use crate::common::{LAUNCH_FAILED, MODES, copy_threads, lent_slots, must_end, start_with, threads};
+use crate::common::{LAUNCH_FAILED, MODES, copy_threads, lent_slots, start_with, threads};
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream, CudaView, CudaViewMut, DevicePtr, result, sys};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
@@ -631,16 +631,14 @@ fn random_calls_agree_with_the_model() {
     if Control::get().is_real() {
         return;
     }
-    must_end(|| {
-        let ending = prop::sample::select(vec![Ending::Finish, Ending::DropSlots, Ending::DropBatches]);
-        let case = (setup(), prop::collection::vec(call(), 1..80), ending);
-        let seen = RefCell::new(BTreeSet::new());
-        let cases = explore(200, &case, |(setup, calls, ending)| {
-            seen.borrow_mut().insert((setup.host_depth, setup.device_depth));
-            run(setup, &calls, ending);
-        });
-        println!("{cases} cases, {} of 64 pairs of depths", seen.into_inner().len());
+    let ending = prop::sample::select(vec![Ending::Finish, Ending::DropSlots, Ending::DropBatches]);
+    let case = (setup(), prop::collection::vec(call(), 1..80), ending);
+    let seen = RefCell::new(BTreeSet::new());
+    let cases = explore(200, &case, |(setup, calls, ending)| {
+        seen.borrow_mut().insert((setup.host_depth, setup.device_depth));
+        run(setup, &calls, ending);
     });
+    println!("{cases} cases, {} of 64 pairs of depths", seen.into_inner().len());
 }
 
 /// Tests random cases, as many as `TWINBUF_FUZZ_CASES` says or else `few`, and returns their number. With
@@ -833,9 +831,7 @@ fn random_scopes_of_a_stager_agree_with_the_model() {
     if Control::get().is_real() {
         return;
     }
-    must_end(|| {
-        let case = (setup(), prop::collection::vec(scope(), 1..6), any::<bool>());
-        let cases = explore(50, &case, |(setup, scopes, tracking)| stage(setup, &scopes, tracking));
-        println!("{cases} cases of a stager");
-    });
+    let case = (setup(), prop::collection::vec(scope(), 1..6), any::<bool>());
+    let cases = explore(50, &case, |(setup, scopes, tracking)| stage(setup, &scopes, tracking));
+    println!("{cases} cases of a stager");
 }

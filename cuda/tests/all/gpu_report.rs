@@ -5,7 +5,7 @@
 #[path = "../../examples/gpu_report/main.rs"]
 mod example;
 
-use crate::common::{copy_threads, must_end, start_with};
+use crate::common::{copy_threads, start, start_software_with};
 use serde_json::Value;
 use twinbuf_cuda_sim::{Failure, Installed, Options, Sim};
 
@@ -48,7 +48,7 @@ fn rows<'a>(line: &'a Value, table: &str, column: &str, values: [u64; 4]) -> &'a
 
 #[test]
 fn the_report_has_every_figure() {
-    let sim = Sim::start(Options { delay_us: 0, pieces: 1, ..Options::default() });
+    let (sim, _ctx) = start(1, true);
     let report = Report::run(&[]);
     assert_eq!(sim.calls_of("cuEventElapsedTime_v2"), 0, "drivers before CUDA 12.8 lack it");
     for line in &report.0 {
@@ -175,21 +175,16 @@ fn a_round_has_copies_with_gaps_between_and_is_long_beside_the_waking_of_threads
 
 #[test]
 fn leases_are_dropped_at_once_so_that_one_device_slot_is_enough() {
-    must_end(|| {
-        let (_sim, ctx) = start_with(Options { delay_us: 0, pieces: 1, ..Options::default() }, true);
-        let uploader = twinbuf_cuda::Uploader::new(&ctx, 4096).device_depth(1);
-        example::uploads(uploader, &example::Extent::quick(), 4096, 8, || Ok(())).unwrap();
-    });
+    let (_sim, ctx) = start(1, true);
+    let uploader = twinbuf_cuda::Uploader::new(&ctx, 4096).device_depth(1);
+    example::uploads(uploader, &example::Extent::quick(), 4096, 8, || Ok(())).unwrap();
 }
 
 #[test]
 fn what_does_not_fit_or_fails_is_an_entry_and_the_rest_is_measured() {
     let device_bytes = 3 << 20; // less than four times the larger size, 1 MiB
-    let Some(sim) =
-        Sim::start_software(Options { delay_us: 0, pieces: 1, device_bytes, ..Options::default() })
-    else {
-        return;
-    };
+    let options = Options { delay_us: 0, pieces: 1, device_bytes, ..Options::default() };
+    let Some((sim, _ctx)) = start_software_with(options) else { return };
     sim.inject(Failure::api("cuMemcpyHtoDAsync_v2", 1, 999));
     let report = Report::run(&["copies", "overlap"]);
     let copies = report.lines("copies");
@@ -202,25 +197,23 @@ fn what_does_not_fit_or_fails_is_an_entry_and_the_rest_is_measured() {
 
 #[test]
 fn a_pipeline_that_fails_says_so_and_leaves_no_thread() {
-    must_end(|| {
-        let Some(sim) = Sim::start_software(Options { delay_us: 0, pieces: 1, ..Options::default() }) else {
-            return;
-        };
-        let ctx = twinbuf_cuda::context(0).unwrap();
-        let work = example::Work::new(&ctx).unwrap();
-        for nth in (0..).map(|power| 1 << power) {
-            let before = sim.injected().len();
-            sim.inject(Failure::api("cuLaunchKernel", nth, 719));
-            let found = example::pipeline(&ctx, &example::Extent::quick(), &work, [1.0, 0.1, 1.0]);
-            if sim.injected().len() == before {
-                found.unwrap();
-                break;
-            }
-            let error = found.unwrap_err().to_string();
-            assert!(error.contains("LAUNCH_FAILED"), "{error}");
-            assert_eq!(copy_threads(), 0);
+    let (sim, ctx) = start(1, true);
+    if sim.is_real() {
+        return;
+    }
+    let work = example::Work::new(&ctx).unwrap();
+    for nth in (0..).map(|power| 1 << power) {
+        let before = sim.injected().len();
+        sim.inject(Failure::api("cuLaunchKernel", nth, 719));
+        let found = example::pipeline(&ctx, &example::Extent::quick(), &work, [1.0, 0.1, 1.0]);
+        if sim.injected().len() == before {
+            found.unwrap();
+            break;
         }
-    });
+        let error = found.unwrap_err().to_string();
+        assert!(error.contains("LAUNCH_FAILED"), "{error}");
+        assert_eq!(copy_threads(), 0);
+    }
 }
 
 #[test]

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 
 use crate::common::{
-    BYTES, bytes, commit, copy_threads, must_end, start, start_software, start_with, upload, uploader,
+    BYTES, bytes, commit, copy_threads, start, start_software, start_with, upload, uploader,
 };
 use cudarc::driver::sys;
 use twinbuf_cuda::{Error, Uploader};
@@ -40,83 +40,79 @@ fn one_lease_on_several_streams_and_again_on_the_same() {
 
 #[test]
 fn leases_are_dropped_in_any_order_on_any_thread() {
-    must_end(|| {
-        let (_sim, ctx) = start(1, true);
-        let stream = ctx.new_stream().unwrap();
-        let (mut slots, mut batches) =
-            Uploader::new(&ctx, BYTES).host_depth(3).device_depth(3).build::<u64>().unwrap();
-        let reader = thread::spawn(move || {
-            // One more than the rounds take: at the end of the data, no slot is held.
-            for value in 1..=61 {
-                commit(&mut slots, BYTES, value).unwrap();
-            }
-            slots.finish();
-        });
-        for round in 0..20 {
-            let mut leases: Vec<_> = (0..3).map(|_| batches.recv().unwrap().unwrap()).collect();
-            assert_eq!(batches.recv().unwrap_err(), Error::SlotHeld { device_depth: 3 });
-            leases.rotate_left(round % 3);
-            if round % 2 == 0 {
-                leases.reverse();
-            }
-            for lease in leases {
-                assert_eq!(u64::from(bytes(&lease, &stream)[9]), *lease.meta());
-                thread::scope(|scope| drop(scope.spawn(move || drop(lease))));
-            }
+    let (_sim, ctx) = start(1, true);
+    let stream = ctx.new_stream().unwrap();
+    let (mut slots, mut batches) =
+        Uploader::new(&ctx, BYTES).host_depth(3).device_depth(3).build::<u64>().unwrap();
+    let reader = thread::spawn(move || {
+        // One more than the rounds take: at the end of the data, no slot is held.
+        for value in 1..=61 {
+            commit(&mut slots, BYTES, value).unwrap();
         }
-        assert_eq!(*batches.recv().unwrap().unwrap().meta(), 61);
-        reader.join().unwrap();
-        assert!(batches.recv().unwrap().is_none());
+        slots.finish();
     });
+    for round in 0..20 {
+        let mut leases: Vec<_> = (0..3).map(|_| batches.recv().unwrap().unwrap()).collect();
+        assert_eq!(batches.recv().unwrap_err(), Error::SlotHeld { device_depth: 3 });
+        leases.rotate_left(round % 3);
+        if round % 2 == 0 {
+            leases.reverse();
+        }
+        for lease in leases {
+            assert_eq!(u64::from(bytes(&lease, &stream)[9]), *lease.meta());
+            thread::scope(|scope| drop(scope.spawn(move || drop(lease))));
+        }
+    }
+    assert_eq!(*batches.recv().unwrap().unwrap().meta(), 61);
+    reader.join().unwrap();
+    assert!(batches.recv().unwrap().is_none());
 }
 
 #[test]
 fn a_leaked_lease_costs_its_slot_and_is_never_aliased() {
-    must_end(|| {
-        for overlap in [true, false] {
-            let (sim, ctx) = start(1, false);
-            let before = sim.live().leaked();
-            let stream = ctx.new_stream().unwrap();
-            let (mut slots, mut batches) = uploader(&ctx, overlap);
-            let leaked = upload(&mut slots, &mut batches, 1);
-            let other = ctx.new_stream().unwrap();
-            // SAFETY: the stream outlives everything here.
-            let address = unsafe { leaked.on_raw(other.cu_stream()) }.unwrap();
-            let mut copy = other.alloc_zeros::<u8>(BYTES).unwrap();
-            // Not waited for here: freeing the slot must wait for it.
-            other.memcpy_dtod(&leaked.on::<u8>(&other).unwrap(), &mut copy).unwrap();
-            std::mem::forget(leaked);
-            let second = upload(&mut slots, &mut batches, 2);
-            assert_eq!(bytes(&second, &stream), [2; BYTES]);
-            drop(second);
-            // The leaked slot's turn: nothing more arrives, and the slot still has its contents.
-            if overlap {
-                commit(&mut slots, BYTES, 3).unwrap();
-            } else {
-                assert_eq!(slots.acquire().unwrap_err(), Error::SlotHeld { device_depth: 2 });
-            }
-            assert_eq!(batches.recv().unwrap_err(), Error::SlotHeld { device_depth: 2 });
-            if let Some(held) = sim.peek(address, BYTES) {
-                assert_eq!(held, [1; BYTES]);
-            }
-            drop(batches);
-            if overlap {
-                // The copy thread waits for the leaked slot, and must stop waiting now.
-                while commit(&mut slots, 1, 4).is_ok() {}
-            }
-            drop(slots);
-            assert_eq!(copy_threads(), 0);
-            assert_eq!(other.clone_dtoh(&copy).unwrap(), [1; BYTES]);
-            drop((copy, stream, other));
-            // A lease keeps its slots alive, and so does a leaked lease: the two device slots. Everything else is
-            // freed.
-            let after = sim.live().leaked();
-            assert_eq!((after.host_allocations, after.threads), (before.host_allocations, before.threads));
-            if !sim.is_real() {
-                assert_eq!(after.device_allocations, before.device_allocations + 2);
-            }
+    for overlap in [true, false] {
+        let (sim, ctx) = start(1, false);
+        let before = sim.live().leaked();
+        let stream = ctx.new_stream().unwrap();
+        let (mut slots, mut batches) = uploader(&ctx, overlap);
+        let leaked = upload(&mut slots, &mut batches, 1);
+        let other = ctx.new_stream().unwrap();
+        // SAFETY: the stream outlives everything here.
+        let address = unsafe { leaked.on_raw(other.cu_stream()) }.unwrap();
+        let mut copy = other.alloc_zeros::<u8>(BYTES).unwrap();
+        // Not waited for here: freeing the slot must wait for it.
+        other.memcpy_dtod(&leaked.on::<u8>(&other).unwrap(), &mut copy).unwrap();
+        std::mem::forget(leaked);
+        let second = upload(&mut slots, &mut batches, 2);
+        assert_eq!(bytes(&second, &stream), [2; BYTES]);
+        drop(second);
+        // The leaked slot's turn: nothing more arrives, and the slot still has its contents.
+        if overlap {
+            commit(&mut slots, BYTES, 3).unwrap();
+        } else {
+            assert_eq!(slots.acquire().unwrap_err(), Error::SlotHeld { device_depth: 2 });
         }
-    });
+        assert_eq!(batches.recv().unwrap_err(), Error::SlotHeld { device_depth: 2 });
+        if let Some(held) = sim.peek(address, BYTES) {
+            assert_eq!(held, [1; BYTES]);
+        }
+        drop(batches);
+        if overlap {
+            // The copy thread waits for the leaked slot, and must stop waiting now.
+            while commit(&mut slots, 1, 4).is_ok() {}
+        }
+        drop(slots);
+        assert_eq!(copy_threads(), 0);
+        assert_eq!(other.clone_dtoh(&copy).unwrap(), [1; BYTES]);
+        drop((copy, stream, other));
+        // A lease keeps its slots alive, and so does a leaked lease: the two device slots. Everything else is
+        // freed.
+        let after = sim.live().leaked();
+        assert_eq!((after.host_allocations, after.threads), (before.host_allocations, before.threads));
+        if !sim.is_real() {
+            assert_eq!(after.device_allocations, before.device_allocations + 2);
+        }
+    }
 }
 
 #[test]
@@ -138,25 +134,22 @@ fn without_memory_pools_the_last_use_is_waited_for_whatever_failed_elsewhere() {
 
 #[test]
 fn what_travels_with_a_batch_is_dropped_once_with_its_lease() {
-    must_end(|| {
-        for overlap in [true, false] {
-            let (_sim, ctx) = start(1, false);
-            let count = Arc::new(());
-            let (mut slots, mut batches) =
-                Uploader::new(&ctx, 8).overlap(overlap).build::<Arc<()>>().unwrap();
-            slots.acquire().unwrap().commit(8, count.clone()).unwrap();
-            let mut lease = batches.recv().unwrap().unwrap();
-            assert_eq!(Arc::strong_count(&count), 2);
-            *lease.meta_mut() = Arc::new(()); // moved out
-            assert_eq!(Arc::strong_count(&count), 1);
-            *lease.meta_mut() = count.clone();
-            drop(lease);
-            assert_eq!(Arc::strong_count(&count), 1);
-            slots.acquire().unwrap().commit(0, count.clone()).unwrap(); // never received
-            drop((slots, batches));
-            assert_eq!(Arc::strong_count(&count), 1);
-        }
-    });
+    for overlap in [true, false] {
+        let (_sim, ctx) = start(1, false);
+        let count = Arc::new(());
+        let (mut slots, mut batches) = Uploader::new(&ctx, 8).overlap(overlap).build::<Arc<()>>().unwrap();
+        slots.acquire().unwrap().commit(8, count.clone()).unwrap();
+        let mut lease = batches.recv().unwrap().unwrap();
+        assert_eq!(Arc::strong_count(&count), 2);
+        *lease.meta_mut() = Arc::new(()); // moved out
+        assert_eq!(Arc::strong_count(&count), 1);
+        *lease.meta_mut() = count.clone();
+        drop(lease);
+        assert_eq!(Arc::strong_count(&count), 1);
+        slots.acquire().unwrap().commit(0, count.clone()).unwrap(); // never received
+        drop((slots, batches));
+        assert_eq!(Arc::strong_count(&count), 1);
+    }
 }
 
 #[test]
@@ -178,41 +171,37 @@ fn the_per_thread_stream_is_refused_but_for_a_copy_whose_use_ends_in_the_call() 
 
 #[test]
 fn the_times_of_a_copy_come_from_its_events() {
-    must_end(|| {
-        for overlap in [true, false] {
-            let (_sim, ctx) = start(1, false);
-            let (log, begin) = (Arc::new(Mutex::new(Vec::new())), std::time::Instant::now());
-            let copied = log.clone();
-            let build = Uploader::new(&ctx, BYTES).overlap(overlap);
-            let (mut slots, mut batches) =
-                build.on_copied(move |copy| copied.lock().unwrap().push(copy)).build::<u64>().unwrap();
-            let stream = ctx.new_stream().unwrap();
-            let mut times = Vec::new();
-            for value in 1..=9 {
-                let len = if value == 4 { 0 } else { BYTES };
-                commit(&mut slots, len, value).unwrap();
-                let batch = batches.recv().unwrap().unwrap();
-                batch.on::<u8>(&stream).unwrap();
-                stream.synchronize().unwrap(); // so the copy is done
-                times.push((batch.seq(), batch.len(), batch.copied().unwrap()));
-            }
-            slots.finish();
-            while batches.recv().unwrap().is_some() {}
-            let logged = log.lock().unwrap();
-            let seqs: Vec<u64> = logged.iter().map(|copy| copy.seq).collect();
-            assert_eq!(seqs, [0, 1, 2, 4, 5, 6, 7, 8], "in order, and none for the empty one");
-            for copy in logged.iter() {
-                let (_, len, time) = times[copy.seq as usize];
-                assert_eq!((copy.bytes, Some(copy.time)), (len, time), "{}", copy.seq);
-                let end = copy.time.start + copy.time.took;
-                assert!(
-                    begin <= copy.time.start && copy.time.start < end && end <= std::time::Instant::now()
-                );
-            }
-            assert_eq!(times[3], (3, 0, None));
-            assert!(logged.windows(2).all(|pair| pair[0].time.start <= pair[1].time.start));
+    for overlap in [true, false] {
+        let (_sim, ctx) = start(1, false);
+        let (log, begin) = (Arc::new(Mutex::new(Vec::new())), std::time::Instant::now());
+        let copied = log.clone();
+        let build = Uploader::new(&ctx, BYTES).overlap(overlap);
+        let (mut slots, mut batches) =
+            build.on_copied(move |copy| copied.lock().unwrap().push(copy)).build::<u64>().unwrap();
+        let stream = ctx.new_stream().unwrap();
+        let mut times = Vec::new();
+        for value in 1..=9 {
+            let len = if value == 4 { 0 } else { BYTES };
+            commit(&mut slots, len, value).unwrap();
+            let batch = batches.recv().unwrap().unwrap();
+            batch.on::<u8>(&stream).unwrap();
+            stream.synchronize().unwrap(); // so the copy is done
+            times.push((batch.seq(), batch.len(), batch.copied().unwrap()));
         }
-    });
+        slots.finish();
+        while batches.recv().unwrap().is_some() {}
+        let logged = log.lock().unwrap();
+        let seqs: Vec<u64> = logged.iter().map(|copy| copy.seq).collect();
+        assert_eq!(seqs, [0, 1, 2, 4, 5, 6, 7, 8], "in order, and none for the empty one");
+        for copy in logged.iter() {
+            let (_, len, time) = times[copy.seq as usize];
+            assert_eq!((copy.bytes, Some(copy.time)), (len, time), "{}", copy.seq);
+            let end = copy.time.start + copy.time.took;
+            assert!(begin <= copy.time.start && copy.time.start < end && end <= std::time::Instant::now());
+        }
+        assert_eq!(times[3], (3, 0, None));
+        assert!(logged.windows(2).all(|pair| pair[0].time.start <= pair[1].time.start));
+    }
 }
 
 #[test]
@@ -244,18 +233,16 @@ fn the_value_of_a_batch_is_dropped_after_its_use_has_ended_and_its_slot_is_free(
             self.1.lock().unwrap().push(self.0.own_calls_of("cuEventRecord"));
         }
     }
-    must_end(|| {
-        let Some((sim, ctx)) = start_software() else { return };
-        let stream = ctx.new_stream().unwrap();
-        let seen = Arc::default();
-        let (mut slots, mut batches) = Uploader::new(&ctx, BYTES).device_depth(1).build::<Value>().unwrap();
-        for _ in 0..3 {
-            let before = sim.own_calls_of("cuEventRecord");
-            slots.acquire().unwrap().commit(BYTES, Value(sim.control(), Arc::clone(&seen))).unwrap();
-            let batch = batches.recv().unwrap().unwrap();
-            batch.on::<u8>(&stream).unwrap();
-            drop(batch);
-            assert_eq!(seen.lock().unwrap().pop(), Some(before + 1), "recorded before the value is gone");
-        }
-    });
+    let Some((sim, ctx)) = start_software() else { return };
+    let stream = ctx.new_stream().unwrap();
+    let seen = Arc::default();
+    let (mut slots, mut batches) = Uploader::new(&ctx, BYTES).device_depth(1).build::<Value>().unwrap();
+    for _ in 0..3 {
+        let before = sim.own_calls_of("cuEventRecord");
+        slots.acquire().unwrap().commit(BYTES, Value(sim.control(), Arc::clone(&seen))).unwrap();
+        let batch = batches.recv().unwrap().unwrap();
+        batch.on::<u8>(&stream).unwrap();
+        drop(batch);
+        assert_eq!(seen.lock().unwrap().pop(), Some(before + 1), "recorded before the value is gone");
+    }
 }

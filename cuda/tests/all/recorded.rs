@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use crate::common::{BYTES, must_end, upload, uploader};
+use crate::common::{BYTES, start_software_with, upload, uploader};
 use cudarc::driver::{CudaContext, DevicePtr, DriverError, result, sys};
 use twinbuf_cuda::Stager;
 use twinbuf_cuda_sim::{Options, Sim};
@@ -16,53 +16,44 @@ fn record(ctx: &CudaContext) {
 /// A kernel reads the view on a stream that is not the view's, and an error is recorded before cudarc's guard goes.
 #[test]
 fn a_read_on_another_stream_ends_before_the_slot_is_refilled() {
-    must_end(|| {
-        for (seed, overlap, known) in (0..20).map(|seed| (seed, seed % 2 == 0, seed % 4 < 2)) {
-            let Some(sim) = Sim::start_software(Options { delay_us: 20, ..Options::seeded(seed) }) else {
-                return;
-            };
-            let ctx = twinbuf_cuda::context(0).unwrap();
-            let (own, other) = (ctx.new_stream().unwrap(), ctx.new_stream().unwrap());
-            let (mut slots, mut batches) = uploader(&ctx, overlap);
-            for value in 0..8 {
-                let batch = upload(&mut slots, &mut batches, value);
-                let view = batch.on::<u8>(&own).unwrap();
-                if known {
-                    batch.on::<u8>(&other).unwrap();
-                }
-                let (address, guard) = view.device_ptr(&other);
-                assert_eq!(address != 0, known);
-                if address != 0 {
-                    sim.kernel_read(other.cu_stream(), address, BYTES, 2000).unwrap();
-                }
-                record(&ctx);
-                drop(guard);
+    for (seed, overlap, known) in (0..20).map(|seed| (seed, seed % 2 == 0, seed % 4 < 2)) {
+        let options = Options { delay_us: 20, ..Options::seeded(seed) };
+        let Some((sim, ctx)) = start_software_with(options) else { return };
+        let (own, other) = (ctx.new_stream().unwrap(), ctx.new_stream().unwrap());
+        let (mut slots, mut batches) = uploader(&ctx, overlap);
+        for value in 0..8 {
+            let batch = upload(&mut slots, &mut batches, value);
+            let view = batch.on::<u8>(&own).unwrap();
+            if known {
+                batch.on::<u8>(&other).unwrap();
             }
-            drop((slots, batches));
-            let _ = ctx.check_err();
-            assert_eq!(sim.violations(), [""; 0], "seed {seed}");
+            let (address, guard) = view.device_ptr(&other);
+            assert_eq!(address != 0, known);
+            if address != 0 {
+                sim.kernel_read(other.cu_stream(), address, BYTES, 2000).unwrap();
+            }
+            record(&ctx);
+            drop(guard);
         }
-    });
+        drop((slots, batches));
+        let _ = ctx.check_err();
+        assert_eq!(sim.violations(), [""; 0], "seed {seed}");
+    }
 }
 
 /// Everything at random, with errors recorded on this thread and on another, and an end while kernels and copies run.
 #[test]
 fn errors_recorded_at_any_time_free_nothing_that_is_in_use() {
-    must_end(|| {
-        for seed in 0..100 {
-            let pools = seed % 3 != 0;
-            let Some(sim) = Sim::start_software(Options { delay_us: 20, pools, ..Options::seeded(seed) })
-            else {
-                return;
-            };
-            life(&sim, seed);
-            assert_eq!(sim.violations(), [""; 0], "seed {seed}");
-        }
-    });
+    for seed in 0..100 {
+        let pools = seed % 3 != 0;
+        let options = Options { delay_us: 20, pools, ..Options::seeded(seed) };
+        let Some((sim, ctx)) = start_software_with(options) else { return };
+        life(&sim, &ctx, seed);
+        assert_eq!(sim.violations(), [""; 0], "seed {seed}");
+    }
 }
 
-fn life(sim: &Sim, seed: u64) {
-    let ctx = twinbuf_cuda::context(0).unwrap();
+fn life(sim: &Sim, ctx: &Arc<CudaContext>, seed: u64) {
     if seed.is_multiple_of(2) {
         // SAFETY: nothing here relies on it.
         unsafe { ctx.disable_event_tracking() };
@@ -70,8 +61,8 @@ fn life(sim: &Sim, seed: u64) {
     let streams = [ctx.new_stream().unwrap(), ctx.new_stream().unwrap(), ctx.default_stream()];
     let mut memory = streams[0].alloc_zeros::<u8>(BYTES).unwrap();
     let before = sim.live().leaked();
-    let mut stager = Stager::new(&ctx).slot_bytes(256).fill_threads(2).build().unwrap();
-    let (mut slots, mut batches) = uploader(&ctx, seed % 4 < 2);
+    let mut stager = Stager::new(ctx).slot_bytes(256).fill_threads(2).build().unwrap();
+    let (mut slots, mut batches) = uploader(ctx, seed % 4 < 2);
     let (mut leases, mut owned, mut sent, mut lost) = (Vec::new(), Vec::new(), 0, false);
     let mut dice = twinbuf_testing::Random(seed);
     let mut random = move |below: usize| usize::try_from(dice.below(below as u64)).unwrap();
@@ -85,7 +76,7 @@ fn life(sim: &Sim, seed: u64) {
     });
     for _call in 0..60 {
         if random(2) == 0 {
-            record(&ctx);
+            record(ctx);
         }
         let on = &streams[random(3)];
         match random(5) {

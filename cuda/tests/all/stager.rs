@@ -9,7 +9,9 @@ use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-use crate::common::{LAUNCH_FAILED, make_current, must_end, start, start_software, start_with, threads};
+use crate::common::{
+    LAUNCH_FAILED, make_current, start, start_software, start_software_with, start_with, threads,
+};
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream, DevicePtr, result};
 use twinbuf_cuda::{Error, Stager, StagerBuilder};
 use twinbuf_cuda_sim::{Failure, Live, Options, Sim};
@@ -42,152 +44,142 @@ fn check(sim: &Sim, before: Live) {
 
 #[test]
 fn pieces_of_all_lengths_arrive_whole_and_come_back() {
-    must_end(|| {
-        for seed in 0..24 {
-            let pools = seed % 3 != 0;
-            let (sim, ctx) =
-                start_with(Options { delay_us: 10, pools, ..Options::seeded(seed) }, seed % 2 != 0);
-            let stream = ctx.new_stream().unwrap();
-            let before = sim.live().leaked();
-            let seed = seed as usize;
-            let (slot, depth, fill_threads) =
-                ([64, 100, 256, 1 << 16][seed % 4], seed % 8 + 1, seed / 4 % 4 + 1);
-            let stager = Stager::new(&ctx).slot_bytes(slot).depth(depth).fill_threads(fill_threads);
-            let mut stager = stager.build().unwrap();
-            if !sim.is_real() {
-                let held = sim.live().host_bytes - before.host_bytes;
-                assert_eq!(held, (slot * depth * fill_threads) as u64);
-            }
-            for round in 0..3 {
-                let lens = [1, 3, 64, 0, 700, 255, 256, 257, 2000, 5];
-                let data: Vec<_> = lens.iter().enumerate().map(|(i, len)| pattern(i + round, *len)).collect();
-                let mut memory: Vec<_> = lens.iter().map(|len| device(&stream, len + 1)).collect();
-                stager
-                    .scope(&stream, |to| {
-                        for (i, (bytes, memory)) in data.iter().zip(&mut memory).enumerate() {
-                            let part = memory.slice_mut(1..);
-                            if i % 2 == 0 {
-                                to.upload(bytes, part)?;
-                            } else {
-                                let fill = move |at: usize, out: &mut [u8]| {
-                                    out.copy_from_slice(&bytes[at..][..out.len()]);
-                                    Ok(())
-                                };
-                                to.upload_with(fill, part)?;
-                            }
-                        }
-                        Ok::<_, Error>(())
-                    })
-                    .unwrap();
-                for (bytes, memory) in data.iter().zip(&memory) {
-                    assert_eq!(stream.clone_dtoh(memory).unwrap()[1..], bytes[..]);
-                }
-                let mut back: Vec<_> = lens.iter().map(|len| vec![0xEE; *len]).collect();
-                let mut whole: Vec<_> = lens.iter().map(|len| vec![0xEE; len + 1]).collect();
-                stager
-                    .scope(&stream, |to| {
-                        for ((out, whole), memory) in back.iter_mut().zip(&mut whole).zip(&memory) {
-                            to.offload(memory.slice(1..), out)?;
-                            to.offload(memory.as_view(), whole)?;
-                        }
-                        Ok::<_, Error>(())
-                    })
-                    .unwrap();
-                assert_eq!(back, data);
-                assert!(whole.iter().zip(&data).all(|(whole, data)| whole[1..] == data[..]));
-            }
-            drop(stager);
-            ctx.bind_to_thread().unwrap();
-            check(&sim, before);
+    for seed in 0..24 {
+        let pools = seed % 3 != 0;
+        let (sim, ctx) = start_with(Options { delay_us: 10, pools, ..Options::seeded(seed) }, seed % 2 != 0);
+        let stream = ctx.new_stream().unwrap();
+        let before = sim.live().leaked();
+        let seed = seed as usize;
+        let (slot, depth, fill_threads) = ([64, 100, 256, 1 << 16][seed % 4], seed % 8 + 1, seed / 4 % 4 + 1);
+        let stager = Stager::new(&ctx).slot_bytes(slot).depth(depth).fill_threads(fill_threads);
+        let mut stager = stager.build().unwrap();
+        if !sim.is_real() {
+            let held = sim.live().host_bytes - before.host_bytes;
+            assert_eq!(held, (slot * depth * fill_threads) as u64);
         }
-    });
+        for round in 0..3 {
+            let lens = [1, 3, 64, 0, 700, 255, 256, 257, 2000, 5];
+            let data: Vec<_> = lens.iter().enumerate().map(|(i, len)| pattern(i + round, *len)).collect();
+            let mut memory: Vec<_> = lens.iter().map(|len| device(&stream, len + 1)).collect();
+            stager
+                .scope(&stream, |to| {
+                    for (i, (bytes, memory)) in data.iter().zip(&mut memory).enumerate() {
+                        let part = memory.slice_mut(1..);
+                        if i % 2 == 0 {
+                            to.upload(bytes, part)?;
+                        } else {
+                            let fill = move |at: usize, out: &mut [u8]| {
+                                out.copy_from_slice(&bytes[at..][..out.len()]);
+                                Ok(())
+                            };
+                            to.upload_with(fill, part)?;
+                        }
+                    }
+                    Ok::<_, Error>(())
+                })
+                .unwrap();
+            for (bytes, memory) in data.iter().zip(&memory) {
+                assert_eq!(stream.clone_dtoh(memory).unwrap()[1..], bytes[..]);
+            }
+            let mut back: Vec<_> = lens.iter().map(|len| vec![0xEE; *len]).collect();
+            let mut whole: Vec<_> = lens.iter().map(|len| vec![0xEE; len + 1]).collect();
+            stager
+                .scope(&stream, |to| {
+                    for ((out, whole), memory) in back.iter_mut().zip(&mut whole).zip(&memory) {
+                        to.offload(memory.slice(1..), out)?;
+                        to.offload(memory.as_view(), whole)?;
+                    }
+                    Ok::<_, Error>(())
+                })
+                .unwrap();
+            assert_eq!(back, data);
+            assert!(whole.iter().zip(&data).all(|(whole, data)| whole[1..] == data[..]));
+        }
+        drop(stager);
+        ctx.bind_to_thread().unwrap();
+        check(&sim, before);
+    }
 }
 
 /// A fill that converts sees whole elements, aligned in the slot, whatever was packed before and however long a slot is.
 #[test]
 fn parts_of_a_fill_are_whole_aligned_elements() {
-    must_end(|| {
-        let (sim, ctx) = start(1, false);
-        let stream = ctx.new_stream().unwrap();
-        let before = sim.live().leaked();
-        let halves: Vec<u16> = (0..500).collect();
-        let fill = |at: usize, out: &mut [u8]| {
-            assert_eq!((at % 4, out.len() % 4, out.as_ptr().addr() % 4), (0, 0, 0));
-            for (four, half) in out.chunks_exact_mut(4).zip(&halves[at / 4..]) {
-                four.copy_from_slice(&f32::from(*half).to_le_bytes());
-            }
-            Ok(())
-        };
-        let wanted: Vec<u8> = halves.iter().flat_map(|half| f32::from(*half).to_le_bytes()).collect();
-        for slot in [4, 5, 7, 64, 65, 66, 67, 4096] {
-            let mut stager = Stager::new(&ctx).slot_bytes(slot).build().unwrap();
-            // Neighbours in device memory are apart in the slot.
-            let mut memory = device(&stream, 3 + 2000 + 1);
-            let (mask, mut rest) = memory.split_at_mut(3);
-            let (mut weights, end) = rest.split_at_mut(2000);
-            // SAFETY: as many bytes, and only copies access them.
-            let weights = unsafe { weights.transmute_mut::<f32>(500) }.unwrap();
-            stager
-                .scope(&stream, |to| {
-                    to.upload(&[1; 3], mask)?;
-                    to.upload_with(fill, weights)?;
-                    to.upload(&[2], end)
-                })
-                .unwrap();
-            let found = stream.clone_dtoh(&memory).unwrap();
-            assert_eq!(found[..3], [1; 3], "{slot}");
-            assert!(found[3..2003] == wanted[..], "{slot}");
-            assert_eq!(found[2003], 2, "{slot}");
+    let (sim, ctx) = start(1, false);
+    let stream = ctx.new_stream().unwrap();
+    let before = sim.live().leaked();
+    let halves: Vec<u16> = (0..500).collect();
+    let fill = |at: usize, out: &mut [u8]| {
+        assert_eq!((at % 4, out.len() % 4, out.as_ptr().addr() % 4), (0, 0, 0));
+        for (four, half) in out.chunks_exact_mut(4).zip(&halves[at / 4..]) {
+            four.copy_from_slice(&f32::from(*half).to_le_bytes());
         }
-        let mut stager = Stager::new(&ctx).slot_bytes(3).build().unwrap();
-        let mut memory = stream.alloc_zeros::<f32>(500).unwrap();
-        let (refused, rest) = memory.split_at_mut(250);
+        Ok(())
+    };
+    let wanted: Vec<u8> = halves.iter().flat_map(|half| f32::from(*half).to_le_bytes()).collect();
+    for slot in [4, 5, 7, 64, 65, 66, 67, 4096] {
+        let mut stager = Stager::new(&ctx).slot_bytes(slot).build().unwrap();
+        // Neighbours in device memory are apart in the slot.
+        let mut memory = device(&stream, 3 + 2000 + 1);
+        let (mask, mut rest) = memory.split_at_mut(3);
+        let (mut weights, end) = rest.split_at_mut(2000);
+        // SAFETY: as many bytes, and only copies access them.
+        let weights = unsafe { weights.transmute_mut::<f32>(500) }.unwrap();
         stager
             .scope(&stream, |to| {
-                let error = to.upload_with(fill, refused).unwrap_err();
-                let text = "option `slot_bytes`: wanted at least 4, the bytes of an element, found 3";
-                assert_eq!(error.to_string(), text);
-                to.upload(&wanted[1000..], rest) // bytes are cut anywhere
+                to.upload(&[1; 3], mask)?;
+                to.upload_with(fill, weights)?;
+                to.upload(&[2], end)
             })
             .unwrap();
         let found = stream.clone_dtoh(&memory).unwrap();
-        assert!(
-            found.iter().zip(0..500_u16).all(|(found, i)| *found == f32::from(if i < 250 { 0 } else { i }))
-        );
-        drop((stager, memory));
-        check(&sim, before);
-    });
+        assert_eq!(found[..3], [1; 3], "{slot}");
+        assert!(found[3..2003] == wanted[..], "{slot}");
+        assert_eq!(found[2003], 2, "{slot}");
+    }
+    let mut stager = Stager::new(&ctx).slot_bytes(3).build().unwrap();
+    let mut memory = stream.alloc_zeros::<f32>(500).unwrap();
+    let (refused, rest) = memory.split_at_mut(250);
+    stager
+        .scope(&stream, |to| {
+            let error = to.upload_with(fill, refused).unwrap_err();
+            let text = "option `slot_bytes`: wanted at least 4, the bytes of an element, found 3";
+            assert_eq!(error.to_string(), text);
+            to.upload(&wanted[1000..], rest) // bytes are cut anywhere
+        })
+        .unwrap();
+    let found = stream.clone_dtoh(&memory).unwrap();
+    assert!(found.iter().zip(0..500_u16).all(|(found, i)| *found == f32::from(if i < 250 { 0 } else { i })));
+    drop((stager, memory));
+    check(&sim, before);
 }
 
 /// The slices of one layout of a checkpoint, many to an allocation: a copy for every run within a slot.
 #[test]
 fn many_small_slices_are_few_copies() {
-    must_end(|| {
-        const SLICES: usize = 26_677;
-        const ALLOCATIONS: usize = 1300;
-        let (sim, ctx) = start(1, false);
-        let stream = ctx.new_stream().unwrap();
-        let bytes = pattern(1, SLICES * 32);
-        let of = |i: usize| SLICES * i / ALLOCATIONS..SLICES * (i + 1) / ALLOCATIONS;
-        let mut memory: Vec<_> = (0..ALLOCATIONS).map(|i| device(&stream, of(i).len() * 32)).collect();
-        let mut stager = Stager::new(&ctx).slot_bytes(16 << 10).build().unwrap();
-        let mut pieces = bytes.chunks(32);
-        stager
-            .scope(&stream, |to| {
-                for memory in &mut memory {
-                    for part in memory.as_view_mut().chunks_exact_mut(32) {
-                        to.upload(pieces.next().unwrap(), part)?;
-                    }
+    const SLICES: usize = 26_677;
+    const ALLOCATIONS: usize = 1300;
+    let (sim, ctx) = start(1, false);
+    let stream = ctx.new_stream().unwrap();
+    let bytes = pattern(1, SLICES * 32);
+    let of = |i: usize| SLICES * i / ALLOCATIONS..SLICES * (i + 1) / ALLOCATIONS;
+    let mut memory: Vec<_> = (0..ALLOCATIONS).map(|i| device(&stream, of(i).len() * 32)).collect();
+    let mut stager = Stager::new(&ctx).slot_bytes(16 << 10).build().unwrap();
+    let mut pieces = bytes.chunks(32);
+    stager
+        .scope(&stream, |to| {
+            for memory in &mut memory {
+                for part in memory.as_view_mut().chunks_exact_mut(32) {
+                    to.upload(pieces.next().unwrap(), part)?;
                 }
-                Ok::<_, Error>(())
-            })
-            .unwrap();
-        let copies = sim.calls_of("cuMemcpyHtoDAsync_v2");
-        println!("{SLICES} slices in {ALLOCATIONS} allocations: {copies} copies");
-        assert!(sim.is_real() || (ALLOCATIONS as u64..=1500).contains(&copies), "{copies}");
-        let found: Vec<u8> = memory.iter().flat_map(|memory| stream.clone_dtoh(memory).unwrap()).collect();
-        assert_eq!(found, bytes);
-    });
+            }
+            Ok::<_, Error>(())
+        })
+        .unwrap();
+    let copies = sim.calls_of("cuMemcpyHtoDAsync_v2");
+    println!("{SLICES} slices in {ALLOCATIONS} allocations: {copies} copies");
+    assert!(sim.is_real() || (ALLOCATIONS as u64..=1500).contains(&copies), "{copies}");
+    let found: Vec<u8> = memory.iter().flat_map(|memory| stream.clone_dtoh(memory).unwrap()).collect();
+    assert_eq!(found, bytes);
 }
 
 /// The example: a checkpoint, as people load it.
@@ -234,39 +226,37 @@ fn neighbours_in_different_allocations_are_two_copies() {
 /// Fresh memory, memory in use, and memory that is used and freed right after the scope; on cudarc's streams of all kinds.
 #[test]
 fn copies_come_after_the_streams_work_and_before_its_later_work() {
-    must_end(|| {
-        for (seed, tracking) in (0..12).flat_map(|seed| [(seed, false), (seed, true)]) {
-            let (sim, ctx) =
-                start_with(Options { delay_us: 30, pools: seed % 2 == 0, ..Options::seeded(seed) }, tracking);
-            let streams = [ctx.new_stream().unwrap(), ctx.default_stream(), ctx.per_thread_stream()];
-            let before = sim.live().leaked();
-            let mut stager = small(&ctx).build().unwrap();
-            for (i, stream) in streams.iter().enumerate() {
-                let bytes = pattern(i, 600);
-                let mut memory = device(stream, 600);
-                let mut back = vec![0; 600];
-                let raw = memory.device_ptr(stream).0;
-                let used = sim.kernel_read(stream.cu_stream(), raw, 600, 100).unwrap();
+    for (seed, tracking) in (0..12).flat_map(|seed| [(seed, false), (seed, true)]) {
+        let (sim, ctx) =
+            start_with(Options { delay_us: 30, pools: seed % 2 == 0, ..Options::seeded(seed) }, tracking);
+        let streams = [ctx.new_stream().unwrap(), ctx.default_stream(), ctx.per_thread_stream()];
+        let before = sim.live().leaked();
+        let mut stager = small(&ctx).build().unwrap();
+        for (i, stream) in streams.iter().enumerate() {
+            let bytes = pattern(i, 600);
+            let mut memory = device(stream, 600);
+            let mut back = vec![0; 600];
+            let raw = memory.device_ptr(stream).0;
+            let used = sim.kernel_read(stream.cu_stream(), raw, 600, 100).unwrap();
+            stager.scope(stream, |to| to.upload(&bytes, memory.as_view_mut())).unwrap();
+            let read = sim.kernel_read(stream.cu_stream(), raw, 600, 100).unwrap();
+            stager.scope(stream, |to| to.offload(memory.as_view(), &mut back)).unwrap();
+            stream.memset_zeros(&mut memory).unwrap();
+            if tracking && i == 0 {
+                // cudarc orders another stream after the upload, which is not its own.
                 stager.scope(stream, |to| to.upload(&bytes, memory.as_view_mut())).unwrap();
-                let read = sim.kernel_read(stream.cu_stream(), raw, 600, 100).unwrap();
-                stager.scope(stream, |to| to.offload(memory.as_view(), &mut back)).unwrap();
-                stream.memset_zeros(&mut memory).unwrap();
-                if tracking && i == 0 {
-                    // cudarc orders another stream after the upload, which is not its own.
-                    stager.scope(stream, |to| to.upload(&bytes, memory.as_view_mut())).unwrap();
-                    assert_eq!(streams[1].clone_dtoh(&memory).unwrap(), bytes);
-                }
-                drop(memory);
-                assert_eq!(back, bytes);
-                if let (Some(used), Some(read)) = (used, read) {
-                    assert_eq!(sim.checksum(used), Some(twinbuf_cuda_sim::checksum_of(&[0; 600])));
-                    assert_eq!(sim.checksum(read), Some(twinbuf_cuda_sim::checksum_of(&bytes)));
-                }
+                assert_eq!(streams[1].clone_dtoh(&memory).unwrap(), bytes);
             }
-            drop(stager);
-            check(&sim, before);
+            drop(memory);
+            assert_eq!(back, bytes);
+            if let (Some(used), Some(read)) = (used, read) {
+                assert_eq!(sim.checksum(used), Some(twinbuf_cuda_sim::checksum_of(&[0; 600])));
+                assert_eq!(sim.checksum(read), Some(twinbuf_cuda_sim::checksum_of(&bytes)));
+            }
         }
-    });
+        drop(stager);
+        check(&sim, before);
+    }
 }
 
 #[test]
@@ -308,10 +298,9 @@ fn options_and_lengths_out_of_range_are_refused() {
 
 #[test]
 fn another_context_is_refused() {
-    let Some(_sim) = Sim::start_software(Options { devices: 2, delay_us: 0, ..Options::default() }) else {
-        return;
-    };
-    let (here, there) = (twinbuf_cuda::context(0).unwrap(), twinbuf_cuda::context(1).unwrap());
+    let options = Options { devices: 2, delay_us: 0, ..Options::default() };
+    let Some((_sim, here)) = start_software_with(options) else { return };
+    let there = twinbuf_cuda::context(1).unwrap();
     let (stream, other) = (here.default_stream(), there.default_stream());
     let mut memory = other.alloc_zeros::<u8>(8).unwrap();
     let mut stager = small(&here).build().unwrap();
@@ -323,96 +312,92 @@ fn another_context_is_refused() {
 /// An error of the caller's, a fill's, and a panic in either: copies end before anything returns.
 #[test]
 fn whatever_fails_waits_for_the_copies_and_the_stager_works_afterwards() {
-    must_end(|| {
-        for (seed, way) in (0..8).flat_map(|seed| (0..5).map(move |way| (seed, way))) {
-            let (sim, ctx) = start_with(Options { delay_us: 60, ..Options::seeded(seed) }, false);
-            let stream = ctx.new_stream().unwrap();
-            let before = sim.live().leaked();
-            let mut stager = small(&ctx).build().unwrap();
-            let mut memory = device(&stream, 3000);
-            let bytes = pattern(3, 3000);
-            let fill = |at: usize, out: &mut [u8]| {
-                match way {
-                    0 if at >= 1024 => return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "cut off")),
-                    1 if at >= 1024 => panic!("in a fill"),
-                    _ => {}
-                }
-                out.copy_from_slice(&bytes[at..][..out.len()]);
-                Ok(())
-            };
-            let mut work = || {
-                stager.scope(&stream, |to| {
-                    if way == 4 {
-                        // The error of a call is the scope's, also if the closure ignores it.
-                        let _ = to.upload_with(|_, _| Err(io::Error::other("lost")), memory.as_view_mut());
-                        return Ok(());
-                    }
-                    to.upload_with(fill, memory.as_view_mut())?;
-                    match way {
-                        2 => Err(Error::Closed),
-                        3 => panic!("in the closure"),
-                        _ => Ok(()),
-                    }
-                })
-            };
-            let result = catch_unwind(AssertUnwindSafe(&mut work));
-            match (way, result) {
-                (0, Ok(Err(Error::Fill { kind: io::ErrorKind::UnexpectedEof, message }))) => {
-                    assert_eq!(message, "cut off");
-                }
-                (1, Err(panic)) => assert_eq!(panic.downcast_ref(), Some(&"in a fill")),
-                (2, Ok(Err(Error::Closed))) => {}
-                (3, Err(panic)) => assert_eq!(panic.downcast_ref(), Some(&"in the closure")),
-                (4, Ok(Err(Error::Fill { message, .. }))) => assert_eq!(message, "lost"),
-                (_, other) => panic!("{way}: {other:?}"),
+    for (seed, way) in (0..8).flat_map(|seed| (0..5).map(move |way| (seed, way))) {
+        let (sim, ctx) = start_with(Options { delay_us: 60, ..Options::seeded(seed) }, false);
+        let stream = ctx.new_stream().unwrap();
+        let before = sim.live().leaked();
+        let mut stager = small(&ctx).build().unwrap();
+        let mut memory = device(&stream, 3000);
+        let bytes = pattern(3, 3000);
+        let fill = |at: usize, out: &mut [u8]| {
+            match way {
+                0 if at >= 1024 => return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "cut off")),
+                1 if at >= 1024 => panic!("in a fill"),
+                _ => {}
             }
-            assert_eq!(threads("twinbuf-stage"), 0);
-            // The host has waited: a free by the host comes after the copies, which ran on another stream.
-            stream.synchronize().unwrap();
-            let raw = memory.leak();
-            // SAFETY: allocated above, with or without pools.
-            unsafe { result::free_sync(raw) }.unwrap();
-            let mut memory = device(&stream, 3000);
-            stager.scope(&stream, |to| to.upload(&bytes, memory.as_view_mut())).unwrap();
-            assert_eq!(stream.clone_dtoh(&memory).unwrap(), bytes);
-            drop((stager, memory));
-            check(&sim, before);
+            out.copy_from_slice(&bytes[at..][..out.len()]);
+            Ok(())
+        };
+        let mut work = || {
+            stager.scope(&stream, |to| {
+                if way == 4 {
+                    // The error of a call is the scope's, also if the closure ignores it.
+                    let _ = to.upload_with(|_, _| Err(io::Error::other("lost")), memory.as_view_mut());
+                    return Ok(());
+                }
+                to.upload_with(fill, memory.as_view_mut())?;
+                match way {
+                    2 => Err(Error::Closed),
+                    3 => panic!("in the closure"),
+                    _ => Ok(()),
+                }
+            })
+        };
+        let result = catch_unwind(AssertUnwindSafe(&mut work));
+        match (way, result) {
+            (0, Ok(Err(Error::Fill { kind: io::ErrorKind::UnexpectedEof, message }))) => {
+                assert_eq!(message, "cut off");
+            }
+            (1, Err(panic)) => assert_eq!(panic.downcast_ref(), Some(&"in a fill")),
+            (2, Ok(Err(Error::Closed))) => {}
+            (3, Err(panic)) => assert_eq!(panic.downcast_ref(), Some(&"in the closure")),
+            (4, Ok(Err(Error::Fill { message, .. }))) => assert_eq!(message, "lost"),
+            (_, other) => panic!("{way}: {other:?}"),
         }
-    });
+        assert_eq!(threads("twinbuf-stage"), 0);
+        // The host has waited: a free by the host comes after the copies, which ran on another stream.
+        stream.synchronize().unwrap();
+        let raw = memory.leak();
+        // SAFETY: allocated above, with or without pools.
+        unsafe { result::free_sync(raw) }.unwrap();
+        let mut memory = device(&stream, 3000);
+        stager.scope(&stream, |to| to.upload(&bytes, memory.as_view_mut())).unwrap();
+        assert_eq!(stream.clone_dtoh(&memory).unwrap(), bytes);
+        drop((stager, memory));
+        check(&sim, before);
+    }
 }
 
 /// The calling thread's context is the caller's, and a fill may change its own thread's.
 #[test]
 fn contexts_are_left_as_they_were() {
-    must_end(|| {
-        let (sim, ctx) = start(1, true);
-        let stream = ctx.new_stream().unwrap();
-        let mut memory = device(&stream, 1000);
-        make_current(None);
-        let mut stager = small(&ctx).build().unwrap();
-        let none = || assert_eq!(result::ctx::get_current().unwrap(), None);
-        none();
-        stager
-            .scope(&stream, |to| {
-                none();
-                to.upload_with(
-                    move |_, out| {
-                        make_current(None);
-                        out.fill(7);
-                        Ok(())
-                    },
-                    memory.as_view_mut(),
-                )?;
-                none();
-                Ok::<_, Error>(())
-            })
-            .unwrap();
-        none();
-        drop(stager);
-        none();
-        assert_eq!(stream.clone_dtoh(&memory).unwrap(), [7; 1000]);
-        assert_eq!(sim.violations(), [""; 0]);
-    });
+    let (sim, ctx) = start(1, true);
+    let stream = ctx.new_stream().unwrap();
+    let mut memory = device(&stream, 1000);
+    make_current(None);
+    let mut stager = small(&ctx).build().unwrap();
+    let none = || assert_eq!(result::ctx::get_current().unwrap(), None);
+    none();
+    stager
+        .scope(&stream, |to| {
+            none();
+            to.upload_with(
+                move |_, out| {
+                    make_current(None);
+                    out.fill(7);
+                    Ok(())
+                },
+                memory.as_view_mut(),
+            )?;
+            none();
+            Ok::<_, Error>(())
+        })
+        .unwrap();
+    none();
+    drop(stager);
+    none();
+    assert_eq!(stream.clone_dtoh(&memory).unwrap(), [7; 1000]);
+    assert_eq!(sim.violations(), [""; 0]);
 }
 
 /// cudarc keeps the errors of its own waits and records. Without them the memory would not be ordered with other streams.

@@ -1,12 +1,14 @@
-//! Shared parts of the tests: a driver with a context, an uploader of small batches, a watchdog, the count of copy
+//! Shared parts of the tests: a driver with a context and a watchdog, an uploader of small batches, the count of copy
 //! threads.
 
 #![allow(dead_code, reason = "each test binary uses its part")]
 
 use std::io::Write;
+use std::panic::Location;
 use std::ptr::{NonNull, null_mut};
-use std::sync::{Arc, Condvar, Mutex, Once};
-use std::time::Duration;
+use std::sync::{Arc, Mutex, Once, PoisonError, mpsc};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use cudarc::driver::sys::{CUcontext, CUstreamCaptureMode};
 use cudarc::driver::{CudaContext, CudaStream, result};
@@ -14,13 +16,16 @@ use twinbuf_cuda::{DeviceBatches, Error, HostSlots, Lease, Uploader, context, le
 use twinbuf_cuda_sim::{Options, Sim};
 
 /// A driver without delays, and its context, with cudarc's event tracking or without.
+#[track_caller]
 pub(crate) fn start(seed: u64, tracking: bool) -> (Sim, Arc<CudaContext>) {
     start_with(Options { delay_us: 0, pieces: 1, ..Options::seeded(seed) }, tracking)
 }
 
 /// The same with these options.
+#[track_caller]
 pub(crate) fn start_with(options: Options, tracking: bool) -> (Sim, Arc<CudaContext>) {
     let sim = Sim::start(options);
+    watch(Location::caller());
     static HELD: Once = Once::new();
     if sim.is_real() {
         // Keeps the primary context for the life of the process, because it takes long to create and to destroy.
@@ -35,45 +40,47 @@ pub(crate) fn start_with(options: Options, tracking: bool) -> (Sim, Arc<CudaCont
 }
 
 /// The driver in software without delays and without cudarc's event tracking; none where the real one is used.
+#[track_caller]
 pub(crate) fn start_software() -> Option<(Sim, Arc<CudaContext>)> {
     let (sim, ctx) = start(1, false);
     (!sim.is_real()).then_some((sim, ctx))
 }
 
-/// A test that takes longer hangs. Default: 20 minutes, for busy machines.
-fn hung() -> Duration {
-    let seconds = std::env::var("TWINBUF_HUNG_SECONDS").ok().and_then(|seconds| seconds.parse().ok());
-    Duration::from_secs(seconds.unwrap_or(1200))
+/// The driver in software with these options and with cudarc's event tracking; none where the real one is used.
+#[track_caller]
+pub(crate) fn start_software_with(options: Options) -> Option<(Sim, Arc<CudaContext>)> {
+    let (sim, ctx) = start_with(options, true);
+    (!sim.is_real()).then_some((sim, ctx))
 }
 
-/// Ends the process if `test` hangs: a hang must be a failure. The watchdog's thread allocates nothing while the test runs.
-#[track_caller]
-pub(crate) fn must_end(test: impl FnOnce() + Send + 'static) {
-    let test_at = std::panic::Location::caller();
-    // Whether the test runs: not before the watchdog does.
-    let runs = Arc::new((Mutex::new(false), Condvar::new()));
-    let watched = runs.clone();
-    let watchdog = std::thread::spawn(move || {
-        let (runs, changed) = &*watched;
-        let mut running = runs.lock().unwrap();
-        *running = true;
-        changed.notify_one();
-        let hung = hung();
-        if changed.wait_timeout_while(running, hung, |runs| *runs).unwrap().1.timed_out() {
-            // Not a print macro: the test harness captures its output until the test ends.
-            let _ = writeln!(std::io::stderr(), "hung: the test at {test_at} has not ended in {hung:?}");
-            std::process::abort();
+/// Ends the process if a test hangs: a hang must be a failure. A test hangs if no other start of a driver follows its own
+/// for so many seconds: one test at a time has the driver. Default: 20 minutes, for busy machines. The watchdog's thread
+/// allocates nothing once it runs.
+fn watch(started_at: &'static Location<'static>) {
+    static LAST: Mutex<Option<(Instant, &Location<'_>)>> = Mutex::new(None);
+    let last = || LAST.lock().unwrap_or_else(PoisonError::into_inner);
+    if last().replace((Instant::now(), started_at)).is_some() {
+        return;
+    }
+    let seconds = std::env::var("TWINBUF_HUNG_SECONDS").ok().and_then(|seconds| seconds.parse().ok());
+    let hung = Duration::from_secs(seconds.unwrap_or(1200));
+    let (runs, running) = mpsc::channel();
+    thread::spawn(move || {
+        runs.send(()).unwrap();
+        loop {
+            thread::sleep(Duration::from_secs(1));
+            let Some((since, at)) = *last() else { continue };
+            if since.elapsed() > hung {
+                // Not a print macro: the test harness captures its output until the test ends.
+                let _ = writeln!(
+                    std::io::stderr(),
+                    "hung: the test that started the driver at {at}, for {hung:?}"
+                );
+                std::process::abort();
+            }
         }
     });
-    let (runs, changed) = &*runs;
-    drop(changed.wait_while(runs.lock().unwrap(), |runs| !*runs).unwrap());
-    let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(test));
-    *runs.lock().unwrap() = false;
-    changed.notify_one();
-    watchdog.join().unwrap();
-    if let Err(panic) = result {
-        std::panic::resume_unwind(panic);
-    }
+    running.recv().unwrap();
 }
 
 /// Makes this context current to the thread, or none.
