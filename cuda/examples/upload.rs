@@ -2,20 +2,15 @@
 //!
 //! `cargo run --release -p twinbuf-cuda --example upload`. Without a driver it prints one line and exits with 2.
 
-use std::process::ExitCode;
-
 use twinbuf_cuda::{Error, Uploader, context};
 
 const STEPS: u64 = 100;
 const BYTES: usize = 4 << 20;
 
-fn main() -> ExitCode {
-    match run() {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("{error}");
-            ExitCode::from(2)
-        }
+fn main() {
+    if let Err(error) = run() {
+        eprintln!("{error}");
+        std::process::exit(2);
     }
 }
 

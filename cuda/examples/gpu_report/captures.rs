@@ -38,7 +38,7 @@ fn codes(ctx: &Arc<CudaContext>) -> Result<Value> {
     outside.record(&other)?;
     // SAFETY: the event exists.
     let ask = |event: sys::CUevent| code(unsafe { result::event::query(event) });
-    let recorded = || event.record(&captured).map_or_else(|DriverError(code)| code as u32, |()| 0);
+    let recorded = || code(event.record(&captured));
     let calls: [(&str, &dyn Fn() -> u32); 7] = [
         ("record", &recorded),
         ("record_and_query", &|| recorded().max(ask(event.cu_event()))),

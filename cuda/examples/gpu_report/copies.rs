@@ -9,7 +9,7 @@ use twinbuf_cuda::cudarc::driver::{
 };
 use twinbuf_cuda::{Copied, Uploader};
 
-use super::measure::{Source, fill, median, quantiles, rates, seconds, write_combined};
+use super::measure::{Source, fill, median, quantiles, rates, receive, rounds, seconds, write_combined};
 use super::{Extent, Result};
 
 /// One size: plain copies from three kinds of memory, and the same bytes through an uploader.
@@ -26,8 +26,7 @@ pub(crate) fn copies(ctx: &Arc<CudaContext>, extent: &Extent, size: usize) -> Re
     let lent = Uploader::new(ctx, size).host_slots(write_combined(size)?);
     let write_combined = beside(sys::CU_MEMHOSTALLOC_WRITECOMBINED, lent)?;
     let source = Source::Pageable(vec![1; size]);
-    plain(&source)?; // not counted: first touches
-    let pageable = (0..extent.rounds).map(|_| seconds(|| plain(&source))).collect::<Result<_>>()?;
+    let pageable = rounds(extent.rounds, || plain(&source))?;
     Ok(json!({
         "pinned": pinned,
         "write_combined": write_combined,
@@ -92,10 +91,10 @@ pub(crate) fn uploads(
     std::thread::scope(|scope| -> Result<()> {
         // Both are dropped in here, before the scope waits: the reader then ends, whatever fails.
         let mut batches = batches;
-        let (go, rounds) = mpsc::channel::<()>();
+        let (go, wanted) = mpsc::channel::<()>();
         scope.spawn(move || {
             // One round at a time: its copies must not overlap the plain ones.
-            for () in rounds {
+            for () in wanted {
                 (0..count).try_for_each(|_| slots.acquire()?.commit(size, ()))?;
             }
             slots.finish();
@@ -103,12 +102,7 @@ pub(crate) fn uploads(
         });
         let mut ring = || {
             go.send(()).map_err(|_| "the reader has ended")?;
-            for _ in 1..count {
-                batches.recv()?.ok_or("a short round")?;
-            }
-            // The round is over when its last copy is.
-            batches.recv()?.ok_or("a short round")?.wait_copied()?;
-            Ok(())
+            receive(&mut batches, count)
         };
         plain()?; // not counted: first touches
         seconds(&mut ring)?;

@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 use twinbuf_cuda::Uploader;
 use twinbuf_cuda::cudarc::driver::CudaContext;
 
+use super::measure::upload;
 use super::{Extent, Result};
 
 /// The copy thread's time on a processor so far.
@@ -24,23 +25,11 @@ fn on_cpu() -> Result<Duration> {
 
 pub(crate) fn cpu(ctx: &Arc<CudaContext>, extent: &Extent) -> Result<Value> {
     let size = extent.at_most(64 << 20)?;
-    let (mut slots, mut batches) = Uploader::new(ctx, size).build::<()>()?;
-    let mut upload = |count: usize| -> Result<()> {
-        std::thread::scope(|scope| {
-            let reader = scope.spawn(|| (0..count).try_for_each(|_| slots.acquire()?.commit(size, ())));
-            for left in (0..count).rev() {
-                let batch = batches.recv()?.ok_or("a short round")?;
-                if left == 0 {
-                    batch.wait_copied()?;
-                }
-            }
-            Ok(reader.join().map_err(|_| "the reader panicked")??)
-        })
-    };
-    upload(2)?; // not counted: first touches
+    let mut sides = Uploader::new(ctx, size).build()?;
+    upload(&mut sides, size, 2)?; // not counted: first touches
     let (began, before) = (Instant::now(), on_cpu()?);
     let count = extent.rounds * extent.count(size);
-    upload(count)?;
+    upload(&mut sides, size, count)?;
     let (wall, cpu) = (began.elapsed().as_secs_f64(), (on_cpu()? - before).as_secs_f64());
     let before = on_cpu()?;
     std::thread::sleep(extent.epoch / 5);

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use twinbuf_cuda::Uploader;
 use twinbuf_cuda::cudarc::driver::CudaContext;
 
-use super::measure::{median, rates, seconds};
+use super::measure::{median, rates, seconds, upload};
 use super::{Extent, Result};
 
 /// As many slots on either side.
@@ -15,42 +15,28 @@ const DEPTHS: [usize; 4] = [1, 2, 4, 8];
 /// The same bytes, alternately by hand and through uploaders.
 pub(crate) fn depths(ctx: &Arc<CudaContext>, extent: &Extent, size: usize) -> Result<Value> {
     let count = extent.count(size);
-    let mut by_hand = [ByHand::new(ctx, size, 1)?, ByHand::new(ctx, size, 2)?];
-    let mut uploaders = Vec::new();
-    for depth in DEPTHS {
-        uploaders.push(Uploader::new(ctx, size).host_depth(depth).device_depth(depth).build::<()>()?);
+    let mut ways: Vec<Box<dyn FnMut() -> Result<()>>> = Vec::new();
+    for streams in [1, 2] {
+        let mut by_hand = ByHand::new(ctx, size, streams)?;
+        ways.push(Box::new(move || by_hand.copy(count)));
     }
-    let mut times = vec![Vec::new(); by_hand.len() + uploaders.len()];
+    for depth in DEPTHS {
+        let mut sides = Uploader::new(ctx, size).host_depth(depth).device_depth(depth).build()?;
+        ways.push(Box::new(move || upload(&mut sides, size, count)));
+    }
+    let mut times = vec![Vec::new(); ways.len()];
     // The first round is not counted: first touches.
     for round in 0..=extent.rounds {
-        let (hands, rings) = times.split_at_mut(by_hand.len());
-        for (hand, times) in by_hand.iter_mut().zip(hands) {
-            let took = seconds(|| hand.copy(count))?;
-            times.extend((round > 0).then_some(took));
-        }
-        for ((slots, batches), times) in uploaders.iter_mut().zip(rings) {
-            let took = seconds(|| {
-                std::thread::scope(|scope| -> Result<()> {
-                    let reader =
-                        scope.spawn(|| (0..count).try_for_each(|_| slots.acquire()?.commit(size, ())));
-                    for left in (0..count).rev() {
-                        let batch = batches.recv()?.ok_or("a short round")?;
-                        if left == 0 {
-                            batch.wait_copied()?;
-                        }
-                    }
-                    Ok(reader.join().map_err(|_| "the reader panicked")??)
-                })
-            })?;
+        for (way, times) in ways.iter_mut().zip(&mut times) {
+            let took = seconds(way)?;
             times.extend((round > 0).then_some(took));
         }
     }
-    let uploads = times.split_off(by_hand.len());
-    let two = times.pop().unwrap_or_default();
-    let one = times.pop().unwrap_or_default();
+    let mut times = times.into_iter();
+    let (one, two) = (times.next().unwrap_or_default(), times.next().unwrap_or_default());
     let by_depth: Vec<Value> = DEPTHS
         .into_iter()
-        .zip(uploads)
+        .zip(times)
         .map(|(depth, times)| {
             let ratio = median(one.iter().zip(&times).map(|(hand, ring)| hand / ring).collect());
             json!({ "depth": depth, "uploader": rates(size * count, times), "over_one_stream": ratio })

@@ -2,13 +2,12 @@
 //! and through an uploader.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use serde_json::{Value, json};
 use twinbuf_cuda::Uploader;
 use twinbuf_cuda::cudarc::driver::CudaContext;
 
-use super::measure::{Source, fill, median, seconds};
+use super::measure::{Source, beside_uploads, fill, median, receive, rounds, seconds};
 use super::{Extent, Line, Result, entry};
 
 const BYTES: usize = 4096;
@@ -29,9 +28,8 @@ fn plain(ctx: &Arc<CudaContext>, extent: &Extent) -> Result<Value> {
     let stream = ctx.new_stream()?;
     let source = Source::pinned(BYTES, 0)?;
     let mut target = stream.alloc_zeros::<u8>(BYTES)?;
-    fill(&mut target, &source, &stream, 1)?; // not counted: first touches
-    let times = (0..count(extent)).map(|_| seconds(|| fill(&mut target, &source, &stream, 1)));
-    Ok(json!({ "plain_4k": median(times.collect::<Result<_>>()?) }))
+    let times = rounds(count(extent), || fill(&mut target, &source, &stream, 1))?;
+    Ok(json!({ "plain_4k": median(times) }))
 }
 
 fn idle(ctx: &Arc<CudaContext>, extent: &Extent) -> Result<Value> {
@@ -43,27 +41,7 @@ fn idle(ctx: &Arc<CudaContext>, extent: &Extent) -> Result<Value> {
 
 fn busy(ctx: &Arc<CudaContext>, extent: &Extent) -> Result<Value> {
     let size = extent.at_most(64 << 20)?;
-    let (mut slots, batches) = Uploader::new(ctx, size).build::<()>()?;
-    let stop = AtomicBool::new(false);
-    std::thread::scope(|scope| {
-        let mut batches = batches;
-        scope.spawn(|| {
-            // Relaxed: nothing else is read because of it.
-            while !stop.load(Ordering::Relaxed) {
-                slots.acquire()?.commit(size, ())?;
-            }
-            slots.finish();
-            Ok::<(), twinbuf_cuda::Error>(())
-        });
-        let receiver = scope.spawn(move || {
-            while batches.recv()?.is_some() {}
-            Ok::<(), twinbuf_cuda::Error>(())
-        });
-        let figures = plain(ctx, extent);
-        stop.store(true, Ordering::Relaxed);
-        receiver.join().map_err(|_| "the receiver panicked")??;
-        figures
-    })
+    beside_uploads(Uploader::new(ctx, size).build()?, size, || plain(ctx, extent))
 }
 
 fn uploader(ctx: &Arc<CudaContext>, extent: &Extent) -> Result<Value> {
@@ -73,8 +51,7 @@ fn uploader(ctx: &Arc<CudaContext>, extent: &Extent) -> Result<Value> {
         let slot = slots.acquire()?;
         let took = seconds(|| {
             slot.commit(BYTES, ())?;
-            batches.recv()?.ok_or("a short round")?.wait_copied()?;
-            Ok(())
+            receive(&mut batches, 1)
         })?;
         times.extend((round > 0).then_some(took));
     }

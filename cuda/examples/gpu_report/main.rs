@@ -44,7 +44,6 @@ pub(crate) use work::Work;
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
 /// How much to measure.
-#[derive(Clone)]
 pub(crate) struct Extent {
     /// Sizes of copies, in bytes.
     pub(crate) sizes: Vec<usize>,
@@ -95,58 +94,47 @@ impl Extent {
     }
 }
 
-/// What the sections measure on.
-pub(crate) struct Bench {
-    pub(crate) ctx: Arc<CudaContext>,
-    extent: Extent,
-}
-
 /// One line of the report.
 type Line<'a> = &'a mut dyn FnMut(Result<Value>);
-type Section = fn(&Bench, Line<'_>);
+type Section = fn(&Arc<CudaContext>, &Extent, Line<'_>);
 
 /// The sections, in the order of a whole run.
 pub(crate) const SECTIONS: [(&str, Section); 13] = [
-    ("machine", |bench, line| line(machine(&bench.ctx))),
-    ("captures", |bench, line| captures::captures(&bench.ctx, line)),
-    ("copies", |bench, line| {
-        let free = bench.ctx.mem_get_info().map_or(0, |(free, _)| free);
-        for &size in &bench.extent.sizes {
-            let fits = if size <= free / 4 {
-                Ok(())
+    ("machine", |ctx, _, line| line(machine(ctx))),
+    ("captures", |ctx, _, line| captures::captures(ctx, line)),
+    ("copies", |ctx, extent, line| {
+        let free = ctx.mem_get_info().map_or(0, |(free, _)| free);
+        for &size in &extent.sizes {
+            let figures = if size <= free / 4 {
+                copies::copies(ctx, extent, size)
             } else {
                 Err(format!("wanted at most a quarter of the {free} bytes of free device memory").into())
             };
-            line(entry("bytes", size, fits.and_then(|()| copies::copies(&bench.ctx, &bench.extent, size))));
+            line(entry("bytes", size, figures));
         }
     }),
-    ("pipelines", |bench, line| {
+    ("pipelines", |ctx, extent, line| {
         for (shape, parts) in [
             ("load 1.5 : copy 0.2 : train 7", [1.5, 0.2, 7.0]),
             ("load 1 : copy 1 : train 1", [1.0, 1.0, 1.0]),
         ] {
-            let run =
-                Work::new(&bench.ctx).and_then(|work| pipeline(&bench.ctx, &bench.extent, &work, parts));
+            let run = Work::new(ctx).and_then(|work| pipeline(ctx, extent, &work, parts));
             line(entry("shape", shape, run));
         }
     }),
-    ("stager", |bench, line| line(stager::stager(&bench.ctx, &bench.extent))),
-    ("latency", |bench, line| latency::latency(&bench.ctx, &bench.extent, line)),
-    ("cpu", |bench, line| line(cpu::cpu(&bench.ctx, &bench.extent))),
-    ("calls", |bench, line| line(calls::calls(&bench.ctx, &bench.extent))),
-    ("overlap", |bench, line| {
-        line(Work::new(&bench.ctx).and_then(|work| work::overlap(&bench.ctx, &bench.extent, &work)));
-    }),
-    ("neighbour", |bench, line| {
-        line(Work::new(&bench.ctx).and_then(|work| work::neighbour(&bench.ctx, &bench.extent, &work)));
-    }),
-    ("depths", |bench, line| {
-        for &size in &bench.extent.depth_sizes {
-            line(entry("bytes", size, depths::depths(&bench.ctx, &bench.extent, size)));
+    ("stager", |ctx, extent, line| line(stager::stager(ctx, extent))),
+    ("latency", latency::latency),
+    ("cpu", |ctx, extent, line| line(cpu::cpu(ctx, extent))),
+    ("calls", |ctx, extent, line| line(calls::calls(ctx, extent))),
+    ("overlap", |ctx, extent, line| line(work::overlap(ctx, extent))),
+    ("neighbour", |ctx, extent, line| line(work::neighbour(ctx, extent))),
+    ("depths", |ctx, extent, line| {
+        for &size in &extent.depth_sizes {
+            line(entry("bytes", size, depths::depths(ctx, extent, size)));
         }
     }),
-    ("pinning", |bench, line| pinning::pinning(&bench.ctx, &bench.extent, line)),
-    ("unknowns", |bench, line| unknowns::unknowns(&bench.ctx, line)),
+    ("pinning", pinning::pinning),
+    ("unknowns", |ctx, _, line| unknowns::unknowns(ctx, line)),
 ];
 
 fn main() -> ExitCode {
@@ -180,11 +168,11 @@ pub(crate) fn run(extent: &Extent, sections: &[String], mut print: impl FnMut(Va
         let known: Vec<_> = SECTIONS.iter().map(|(name, _)| *name).collect();
         return Err(format!("section: wanted one of {known:?}, found `{unknown}`").into());
     }
-    let bench = Bench { ctx: context(0)?, extent: extent.clone() };
-    bench.ctx.bind_to_thread()?;
+    let ctx = context(0)?;
+    ctx.bind_to_thread()?;
     for (name, section) in SECTIONS {
         if sections.is_empty() || sections.iter().any(|wanted| wanted == name) {
-            section(&bench, &mut |figures| print(entry_or_error("section", name, figures)));
+            section(&ctx, extent, &mut |figures| print(entry_or_error("section", name, figures)));
         }
     }
     Ok(())

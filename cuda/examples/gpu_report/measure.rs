@@ -2,11 +2,13 @@
 
 use std::ptr::NonNull;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
 use std::time::Instant;
 
 use serde_json::{Value, json};
 use twinbuf_cuda::cudarc::driver::{CudaSlice, CudaStream, DevicePtrMut, result, sys};
-use twinbuf_cuda::lent;
+use twinbuf_cuda::{DeviceBatches, HostSlots, lent};
 
 use super::Result;
 
@@ -79,6 +81,62 @@ pub(crate) fn seconds(round: impl FnOnce() -> Result<()>) -> Result<f64> {
     let start = Instant::now();
     round()?;
     Ok(start.elapsed().as_secs_f64())
+}
+
+/// The seconds of each of so many rounds, after one that is not counted: first touches.
+pub(crate) fn rounds(count: usize, mut round: impl FnMut() -> Result<()>) -> Result<Vec<f64>> {
+    round()?;
+    (0..count).map(|_| seconds(&mut round)).collect()
+}
+
+/// The two sides of an uploader.
+pub(crate) type Sides = (HostSlots<()>, DeviceBatches<()>);
+
+/// Receives so many batches, and waits for the last one's copy.
+pub(crate) fn receive(batches: &mut DeviceBatches<()>, count: usize) -> Result<()> {
+    for _ in 1..count {
+        batches.recv()?.ok_or("a short round")?;
+    }
+    batches.recv()?.ok_or("a short round")?.wait_copied()?;
+    Ok(())
+}
+
+/// Commits so many batches of `size` bytes, unchanged, on another thread, and receives them.
+pub(crate) fn upload((slots, batches): &mut Sides, size: usize, count: usize) -> Result<()> {
+    thread::scope(|scope| {
+        let reader = scope.spawn(|| (0..count).try_for_each(|_| slots.acquire()?.commit(size, ())));
+        receive(batches, count)?;
+        Ok(reader.join().map_err(|_| "the reader panicked")??)
+    })
+}
+
+/// Calls `work` while an uploader copies batches of `size` bytes all the time.
+pub(crate) fn beside_uploads<T>(
+    (mut slots, mut batches): Sides,
+    size: usize,
+    work: impl FnOnce() -> Result<T>,
+) -> Result<T> {
+    let stop = AtomicBool::new(false);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            // Relaxed: nothing else is read because of it.
+            while !stop.load(Ordering::Relaxed) {
+                slots.acquire()?.commit(size, ())?;
+            }
+            slots.finish();
+            Ok::<(), twinbuf_cuda::Error>(())
+        });
+        let receiver = scope.spawn(move || {
+            while batches.recv()?.is_some() {}
+            Ok::<(), twinbuf_cuda::Error>(())
+        });
+        let measured = work();
+        stop.store(true, Ordering::Relaxed);
+        let received = receiver.join().map_err(|_| "the receiver panicked")?;
+        let measured = measured?;
+        received?;
+        Ok(measured)
+    })
 }
 
 /// Rounds of `bytes`, each in one of these times in seconds, as GB/s: median, least, most.

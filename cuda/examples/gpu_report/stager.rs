@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use twinbuf_cuda::Stager;
 use twinbuf_cuda::cudarc::driver::CudaContext;
 
-use super::measure::{median, seconds};
+use super::measure::{median, rounds};
 use super::{Extent, Result};
 
 /// From the first byte read on the host until the stream is done, and back; once whole, once in small slices.
@@ -17,11 +17,7 @@ pub(crate) fn stager(ctx: &Arc<CudaContext>, extent: &Extent) -> Result<Value> {
     let mut back = vec![0_u8; size];
     let stream = ctx.new_stream()?;
     let mut target = stream.alloc_zeros::<u8>(size)?;
-    // The first round is not counted: first touches.
-    let middle = |mut round: &mut dyn FnMut() -> Result<()>| -> Result<f64> {
-        let times = (0..=extent.rounds).map(|_| seconds(&mut round)).collect::<Result<Vec<_>>>()?;
-        Ok(median(times.into_iter().skip(1).collect()))
-    };
+    let middle = |round: &mut dyn FnMut() -> Result<()>| rounds(extent.rounds, round).map(median);
     let pageable = middle(&mut || {
         stream.memcpy_htod(&source, &mut target)?;
         Ok(stream.synchronize()?)

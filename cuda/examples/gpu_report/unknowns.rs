@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use serde_json::{Value, json};
 use twinbuf_cuda::Uploader;
-use twinbuf_cuda::cudarc::driver::{CudaContext, DevicePtr, DriverError, result, sys};
+use twinbuf_cuda::cudarc::driver::{CudaContext, DevicePtr, result, sys};
 
 use super::captures::{code, end};
 use super::measure::{self, Source};
@@ -106,7 +106,7 @@ fn address_0(ctx: &Arc<CudaContext>) -> Result<Value> {
     let (address, _guard) = view.device_ptr(&other);
     // SAFETY: the target has that many bytes, until the stream has been waited for.
     let copy = unsafe { sys::cuMemcpyDtoHAsync_v2((*to).cast(), address, BYTES, other.cu_stream()) };
-    let waited = other.synchronize().map_or_else(|DriverError(code)| code as u32, |()| 0);
+    let waited = code(other.synchronize());
     let refused = address == 0 && (copy != sys::CUresult::CUDA_SUCCESS || waited != 0);
     Ok(json!({ "pageable_memory_access": pageable, "call": copy as u32, "wait": waited, "refused": refused }))
 }

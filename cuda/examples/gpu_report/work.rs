@@ -1,8 +1,6 @@
 //! Work on a stream of the user, in place of training: with concurrent copies, and with an uploader.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
@@ -10,7 +8,7 @@ use twinbuf_cuda::cudarc::driver::{CudaContext, CudaSlice, CudaStream, DevicePtr
 use twinbuf_cuda::{Uploader, View};
 
 use super::kernels::Kernels;
-use super::measure::{Source, median, seconds};
+use super::measure::{Source, beside_uploads, median, seconds};
 use super::{Extent, Result};
 
 /// Kernels on a stream of the user, in place of training.
@@ -49,8 +47,8 @@ impl Work {
 }
 
 /// Copies and work at the same time, on two streams, compared with each alone.
-pub(crate) fn overlap(ctx: &Arc<CudaContext>, extent: &Extent, work: &Work) -> Result<Value> {
-    let copying = ctx.new_stream()?;
+pub(crate) fn overlap(ctx: &Arc<CudaContext>, extent: &Extent) -> Result<Value> {
+    let (work, copying) = (Work::new(ctx)?, ctx.new_stream()?);
     let size = extent.at_most(256 << 20)?;
     let source = Source::pinned(size, 0)?;
     let mut target = copying.alloc_zeros::<u8>(size)?;
@@ -83,10 +81,10 @@ pub(crate) fn overlap(ctx: &Arc<CudaContext>, extent: &Extent, work: &Work) -> R
 
 /// The user's stream without an uploader, with an idle one, and with one that uploads all the time: the duration of the
 /// work, and the time that the host needs to enqueue small copies.
-pub(crate) fn neighbour(ctx: &Arc<CudaContext>, extent: &Extent, work: &Work) -> Result<Value> {
+pub(crate) fn neighbour(ctx: &Arc<CudaContext>, extent: &Extent) -> Result<Value> {
     const ENQUEUED: u32 = 256;
     let size = extent.at_most(16 << 20)?;
-    let spin = extent.stage / 10;
+    let (work, spin) = (Work::new(ctx)?, extent.stage / 10);
     let stream = &work.stream;
     let small = stream.alloc_zeros::<u8>(4096)?;
     let mut target = stream.alloc_zeros::<u8>(4096)?;
@@ -112,30 +110,9 @@ pub(crate) fn neighbour(ctx: &Arc<CudaContext>, extent: &Extent, work: &Work) ->
             figures[kind][1].push(enqueued);
         };
         add(0, once()?);
-        let (mut slots, batches) = Uploader::new(ctx, size).host_depth(4).device_depth(4).build::<()>()?;
+        let sides = Uploader::new(ctx, size).host_depth(4).device_depth(4).build::<()>()?;
         add(1, once()?);
-        let stop = AtomicBool::new(false);
-        thread::scope(|scope| -> Result<()> {
-            let mut batches = batches;
-            scope.spawn(|| {
-                // Relaxed: nothing else is read because of it.
-                while !stop.load(Ordering::Relaxed) {
-                    let slot = slots.acquire()?;
-                    slot.commit(size, ())?;
-                }
-                slots.finish();
-                Ok::<(), twinbuf_cuda::Error>(())
-            });
-            let receiver = scope.spawn(move || {
-                while batches.recv()?.is_some() {}
-                Ok::<(), twinbuf_cuda::Error>(())
-            });
-            let measured = once();
-            stop.store(true, Ordering::Relaxed);
-            let received = receiver.join().map_err(|_| "the receiver panicked")?;
-            add(2, measured?);
-            Ok(received?)
-        })?;
+        add(2, beside_uploads(sides, size, &mut once)?);
     }
     let [alone, idle, busy] = figures.map(|kind| kind.map(median));
     let entry = |[took, enqueue]: [f64; 2]| {
