@@ -116,6 +116,10 @@ pub use stager::{Stager, StagerBuilder, Staging};
 pub use time::{Copied, CopyTime};
 pub use uploader::Uploader;
 
+// The unit tests and the others share helpers, which name this crate.
+#[cfg(all(test, target_os = "linux"))]
+extern crate self as twinbuf_cuda;
+
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 struct Readme;

@@ -3,7 +3,7 @@
 //!
 //! Unit tests, because only the crate itself can remove an edge.
 
-use std::sync::{Arc, Once};
+use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
@@ -14,12 +14,17 @@ use twinbuf_testing::extent;
 
 use crate::driver::check;
 use crate::edge::Edge;
+use crate::error::OnDrop;
 use crate::lent::page_locked;
-use crate::{Error, HostSlots, Uploader, context, lent};
+use crate::{Error, HostSlots, Uploader};
+use common::start_with;
 use kernels::Kernels;
 
 mod stager;
 mod time;
+
+#[path = "../tests/common/mod.rs"]
+mod common;
 
 #[path = "../kernels/mod.rs"]
 #[allow(dead_code)]
@@ -40,33 +45,6 @@ fn pattern(seed: u64, seq: u32) -> impl Iterator<Item = u8> {
     (0..BYTES as u64).map(move |i| start.wrapping_add(i).to_le_bytes()[0])
 }
 
-/// The memory of the host slots.
-#[derive(Clone, Copy, Debug, PartialEq)]
-enum Slots {
-    Own,
-    /// Of the caller.
-    Lent,
-}
-
-impl Slots {
-    const ALL: [Self; 2] = [Self::Own, Self::Lent];
-
-    fn uploader(self, ctx: &Arc<CudaContext>, (host, device): (usize, usize)) -> Result<Uploader, Error> {
-        let uploader = Uploader::new(ctx, BYTES).host_depth(host).device_depth(device);
-        Ok(match self {
-            Self::Own => uploader,
-            Self::Lent => {
-                let host = (0..host).map(|_| {
-                    let memory = page_locked(ctx, BYTES)?;
-                    // SAFETY: the lender owns it.
-                    Ok(unsafe { lent::Host::new(memory.start, BYTES, memory) })
-                });
-                uploader.host_slots(host.collect::<Result<_, Error>>()?)
-            }
-        })
-    }
-}
-
 /// The streams of the copies and of the batches' use.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Streams {
@@ -85,7 +63,7 @@ fn train(
     sim: &Sim,
     ctx: &Arc<CudaContext>,
     seed: u64,
-    (kind, depths, overlap, on): (Slots, (usize, usize), bool, Streams),
+    (lent, (host, device), overlap, on): (bool, (usize, usize), bool, Streams),
     without: Option<Edge>,
 ) -> Result<Vec<u8>, Error> {
     ctx.bind_to_thread().unwrap();
@@ -94,7 +72,12 @@ fn train(
         Streams::AllOnDefault | Streams::UseOnDefault => [ctx.default_stream(), ctx.default_stream()],
     };
     let copy_stream = matches!(on, Streams::Apart | Streams::UseOnDefault);
-    let uploader = kind.uploader(ctx, depths)?.overlap(overlap).copy_stream(copy_stream);
+    let mut uploader = Uploader::new(ctx, BYTES).host_depth(host).device_depth(device);
+    if lent {
+        let slots = (0..host).map(|_| page_locked(ctx, BYTES));
+        uploader = uploader.host_slots(slots.collect::<Result<_, _>>()?);
+    }
+    let uploader = uploader.overlap(overlap).copy_stream(copy_stream);
     let (mut slots, mut batches) = uploader.build::<u32>()?;
     // Page-locked: a copy to pageable memory would wait on the host, and hide missing edges.
     let seen = page_locked(ctx, BYTES * BATCHES as usize)?;
@@ -162,67 +145,43 @@ fn train(
     Ok(seen.to_vec())
 }
 
-/// A driver with these options, and its context, with cudarc's event tracking or without.
-fn start(options: Options, tracking: bool) -> (Sim, Arc<CudaContext>) {
-    let sim = Sim::start(options);
-    static HELD: Once = Once::new();
-    if sim.is_real() {
-        // Keeps the primary context for the life of the process, because it takes long to create and to destroy.
-        HELD.call_once(|| std::mem::forget(context(0).unwrap()));
-    }
-    let ctx = context(0).unwrap();
-    if !tracking {
-        // SAFETY: no test relies on it: one stream uses all memory, or the edges order the streams.
-        unsafe { ctx.disable_event_tracking() };
-    }
-    (sim, ctx)
-}
-
-/// Removes an edge until this is dropped.
-struct Without;
-
-impl Without {
-    fn edge(edge: Option<Edge>) -> Self {
-        Edge::take_away(edge);
-        Self
-    }
-}
-
-impl Drop for Without {
-    fn drop(&mut self) {
-        Edge::take_away(None);
-    }
-}
-
 /// Runs one seed without this edge. Returns what the checker found, and whether the data were right.
 fn run(seed: u64, without: Option<Edge>, tracking: bool, on: Streams) -> (Vec<String>, bool) {
     let overlap = without.is_some() || seed / 64 % 4 != 3;
     // With `overlap(false)`, one thread makes every call. The checker may then treat threads separately: it would
     // report work that is ordered only by a hand-over between threads.
     let options = Options { delay_us: 20, pools: seed % 5 != 4, ..Options::seeded(seed) };
-    let (sim, ctx) = start(Options { host_threads_apart: !overlap, ..options }, tracking);
-    let _back = Without::edge(without);
+    let (sim, ctx) = start_with(Options { host_threads_apart: !overlap, ..options }, tracking);
+    Edge::take_away(without);
+    let _back = OnDrop(|| Edge::take_away(None));
     // Try every pair of depths from 1 to 8. If an edge is missing, try only (2, 2): with one slot of a kind, other
     // waits replace some edges.
     let pair = ((seed % 8) as usize + 1, (seed / 8 % 8) as usize + 1);
     let depths = if without.is_some() { (2, 2) } else { pair };
     // From 512 seeds on, each pair has both kinds of slots, with a thread and without.
-    let kind = Slots::ALL[((seed + seed / 64 + seed / 256) % 2) as usize];
-    let seen = train(&sim, &ctx, seed, (kind, depths, overlap, on), without).unwrap();
+    let lent = (seed + seed / 64 + seed / 256) % 2 == 1;
+    let seen = train(&sim, &ctx, seed, (lent, depths, overlap, on), without).unwrap();
     let equal = seen.iter().copied().eq((0..BATCHES).flat_map(|seq| pattern(seed, seq)));
     (sim.violations(), equal)
 }
 
 /// Whether the checker found that this edge is missing, at the access that needs it: where the reader fills its slot again,
 /// or in the driver's call.
-fn at_the_access(found: &str, edge: Edge) -> bool {
+fn is_found(found: &[String], edge: Edge) -> bool {
     let (race, at) = match edge {
-        Edge::RefillAfterCopy => ("is not ordered after h2d (read", "\n  host write at:"),
-        Edge::UseAfterCopy => ("d2h (read", "\n  d2h at:\n    cuMemcpyDtoHAsync_v2"),
-        Edge::CopyAfterUse => ("h2d (write", "\n  h2d at:\n    cuMemcpyHtoDAsync_v2"),
+        Edge::RefillAfterCopy => ("is not ordered after h2d (read", "host write at:"),
+        Edge::UseAfterCopy => ("d2h (read", "d2h at:\n    cuMemcpyDtoHAsync_v2"),
+        Edge::CopyAfterUse => ("h2d (write", "h2d at:\n    cuMemcpyHtoDAsync_v2"),
     };
-    let (sentence, stacks) = found.split_once('\n').unwrap_or((found, ""));
-    sentence.contains(race) && format!("\n{stacks}").contains(at) && stacks.contains("twinbuf_cuda::")
+    any_at(found, race, at)
+}
+
+/// Whether a sentence of the checker's has this race, and the first stack after it begins so, and is in this crate.
+fn any_at(found: &[String], race: &str, at: &str) -> bool {
+    found.iter().any(|found| {
+        let (sentence, stacks) = found.split_once('\n').unwrap_or((found, ""));
+        sentence.contains(race) && stacks.trim_start().starts_with(at) && stacks.contains("twinbuf_cuda::")
+    })
 }
 
 /// The seeds of a run: as many as `TWINBUF_CUDA_SEEDS` says, one after the other, or else [`SEEDS`] or a part of them.
@@ -268,7 +227,7 @@ fn without_a_copy_stream_copies_are_in_order_with_the_default_stream() {
         {
             let (found, _) = run(seed, Some(edge), seed.is_multiple_of(2), on);
             let wanted = on == Streams::UseOnDefault || edge == Edge::RefillAfterCopy;
-            let right = found.iter().any(|found| at_the_access(found, edge)) == wanted;
+            let right = is_found(&found, edge) == wanted;
             assert!(right && found.is_empty() != wanted, "without {edge:?}, seed {seed}, {on:?}: {found:#?}");
         }
     }
@@ -285,8 +244,7 @@ fn a_missing_edge_is_found_for_every_seed() {
             let (found, equal) = run(seed, Some(edge), seed.is_multiple_of(2), on);
             // A real driver has no checker.
             if !Control::get().is_real() {
-                let found = found.iter().any(|found| at_the_access(found, edge));
-                assert!(found, "without {edge:?}, {on:?}, seed {seed}: not found");
+                assert!(is_found(&found, edge), "without {edge:?}, {on:?}, seed {seed}: not found");
             }
             wrong += u64::from(!equal);
         }

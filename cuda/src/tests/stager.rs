@@ -5,16 +5,18 @@
 
 use twinbuf_cuda_sim::{Control, Options};
 
-use super::{Without, seeds, seeds_without, start};
+use super::common::start_with;
+use super::{any_at, seeds, seeds_without};
+use crate::Stager;
 use crate::edge::Edge;
-use crate::{Error, Stager};
+use crate::error::OnDrop;
 
 const SLOT: usize = 64;
 
 /// Uploads and offloads twice the slots' bytes, without a wait on the host. Returns what the checker found.
 fn run(seed: u64, without: Option<Edge>, offload: bool, tracking: bool) -> Vec<String> {
     let options = Options { delay_us: 20, pools: seed % 5 != 4, ..Options::seeded(seed) };
-    let (sim, ctx) = start(options, tracking);
+    let (sim, ctx) = start_with(options, tracking);
     let stream = ctx.new_stream().unwrap();
     let (depth, threads) =
         if without.is_some() { (1, 1) } else { (seed as usize % 8 + 1, seed as usize / 8 % 4 + 1) };
@@ -24,7 +26,8 @@ fn run(seed: u64, without: Option<Edge>, offload: bool, tracking: bool) -> Vec<S
     let slots =
         if without.is_none_or(|edge| edge == Edge::RefillAfterCopy) { 2 * depth * threads } else { 1 };
     let len = slots * SLOT;
-    let _back = Without::edge(without);
+    Edge::take_away(without);
+    let _back = OnDrop(|| Edge::take_away(None));
     // The stream zeroes this memory: a copy that does not wait for the stream is unordered with that write.
     let mut memory = stream.alloc_zeros::<u8>(len).unwrap();
     // If an edge is missing, hold the device until everything is enqueued: no copy may be over by chance.
@@ -65,7 +68,7 @@ fn no_access_is_unordered_for_any_seed() {
 
 /// Whether the checker found that this edge is missing, at the access that needs it: where a slot is filled or its bytes are
 /// taken, or in the driver's call.
-fn at_the_access(found: &str, edge: Edge, offload: bool) -> bool {
+fn is_found(found: &[String], edge: Edge, offload: bool) -> bool {
     let (race, at) = match (edge, offload) {
         (Edge::RefillAfterCopy, false) => ("is not ordered after h2d (read", "host write at:"),
         (Edge::RefillAfterCopy, true) => ("is not ordered after d2h (write", "host read at:"),
@@ -73,8 +76,7 @@ fn at_the_access(found: &str, edge: Edge, offload: bool) -> bool {
         (Edge::CopyAfterUse, false) => ("h2d (write", "h2d at:"),
         (Edge::CopyAfterUse, true) => ("d2h (read", "d2h at:"),
     };
-    let (sentence, stacks) = found.split_once('\n').unwrap_or((found, ""));
-    sentence.contains(race) && stacks.trim_start().starts_with(at) && stacks.contains("twinbuf_cuda::")
+    any_at(found, race, at)
 }
 
 #[test]
@@ -92,24 +94,9 @@ fn a_missing_edge_is_found_for_every_seed() {
     ] {
         for seed in 0..seeds_without() {
             let found = run(seed, Some(edge), offload, seed % 2 == 0);
-            let found = found.iter().any(|found| at_the_access(found, edge, offload));
+            let found = is_found(&found, edge, offload);
             assert!(found, "without {edge:?}, offload {offload}, seed {seed}: not found at the access");
         }
         println!("stager without {edge:?}, offload {offload}: found by the checker for every seed");
     }
-}
-
-/// The stream waits for the copies of a stager that is forgotten, and its slots stay allocated.
-#[test]
-fn a_stager_may_be_forgotten() -> Result<(), Error> {
-    let (sim, ctx) = start(Options { delay_us: 50, ..Options::default() }, true);
-    let stream = ctx.new_stream().unwrap();
-    let mut memory = stream.alloc_zeros::<u8>(4 * SLOT).unwrap();
-    let mut stager = Stager::new(&ctx).slot_bytes(SLOT).fill_threads(1).build()?;
-    stager.scope(&stream, |to| to.upload(&[3; 4 * SLOT], memory.as_view_mut()))?;
-    std::mem::forget(stager);
-    assert_eq!(stream.clone_dtoh(&memory).unwrap(), [3; 4 * SLOT]);
-    drop(memory);
-    assert_eq!(sim.violations(), [""; 0]);
-    Ok(())
 }
