@@ -8,7 +8,7 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::time::{Duration, Instant};
 
 use crate::common::{
-    BYTES, MODES, arrive, bytes, commit, copy_threads, start, start_software, start_with, upload,
+    BYTES, MODES, arrive, bytes, commit, copy_threads, from, start, start_software, start_with, upload,
 };
 use cudarc::driver::sys::CUstreamCaptureMode::{
     CU_STREAM_CAPTURE_MODE_GLOBAL as GLOBAL, CU_STREAM_CAPTURE_MODE_RELAXED as RELAXED,
@@ -402,13 +402,7 @@ fn a_scope_leaves_a_capture_of_its_stream_alone_and_the_stager_works_afterwards(
             .scope(&stream, |to| {
                 to.upload(&[1; 100], first.as_view_mut())?;
                 capture(1);
-                let uploaded = to.upload_with(
-                    |_, out| {
-                        out.fill(2);
-                        Ok(())
-                    },
-                    second.as_view_mut(),
-                );
+                let uploaded = to.upload_with(from(&[2; 100]), second.as_view_mut());
                 assert_eq!(uploaded, if begins < 2 { Err(Error::Captured) } else { Ok(()) });
                 capture(2);
                 Ok::<_, Error>(())

@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 
-use crate::common::{LAUNCH_FAILED, copy_threads, lent_slots, start, start_software, threads};
+use crate::common::{LAUNCH_FAILED, copy_threads, from, lent_slots, pattern, start, start_software, threads};
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream};
 use twinbuf_cuda::{DeviceBatches, Error, HostSlots, Stager, Uploader};
 use twinbuf_cuda_sim::Failure;
@@ -100,19 +100,13 @@ fn upload(uploader: Uploader, streams: &[Arc<CudaStream>; 2], overlap: bool) -> 
 /// The whole life of a stager. Returns its error.
 fn stage(ctx: &Arc<CudaContext>, stream: &Arc<CudaStream>, memory: &mut CudaSlice<u8>) -> Result<(), Error> {
     let mut stager = Stager::new(ctx).slot_bytes(256).depth(2).fill_threads(2).build()?;
-    let (bytes, mut back): (Vec<u8>, _) =
-        ((0..MEMORY).map(|i| (i * 11 + i / 256) as u8).collect(), [0; MEMORY]);
+    let (bytes, mut back) = (pattern(0, MEMORY), [0; MEMORY]);
     for round in 0..2 {
         stager.scope(stream, |to| {
             for (part, bytes) in memory.as_view_mut().chunks_exact_mut(400).zip(bytes.chunks(400)) {
-                if round == 0 {
-                    to.upload(bytes, part)?;
-                } else {
-                    let fill = |at: usize, out: &mut [u8]| {
-                        out.copy_from_slice(&bytes[at..][..out.len()]);
-                        Ok(())
-                    };
-                    to.upload_with(fill, part)?;
+                match round {
+                    0 => to.upload(bytes, part)?,
+                    _ => to.upload_with(from(bytes), part)?,
                 }
             }
             Ok::<_, Error>(())

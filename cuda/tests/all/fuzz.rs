@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
-use crate::common::{LAUNCH_FAILED, MODES, copy_threads, lent_slots, start_with, threads};
+use crate::common::{LAUNCH_FAILED, MODES, copy_threads, from, lent_slots, start_with, threads};
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream, CudaView, CudaViewMut, DevicePtr, result, sys};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
@@ -27,7 +27,7 @@ const BYTES: usize = 448;
 const LATER: Duration = Duration::from_secs(600);
 const SOON: Duration = Duration::from_micros(100);
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 struct Setup {
     seed: u64,
     host_depth: usize,
@@ -39,13 +39,14 @@ struct Setup {
     delay_us: u32,
 }
 
-fn setup() -> impl Strategy<Value = Setup> {
-    let sizes = (any::<u64>(), 1..=8_usize, 1..=8_usize);
-    let ways =
-        (any::<bool>(), any::<bool>(), any::<bool>(), any::<bool>(), prop::sample::select(vec![0, 20]));
-    (sizes, ways).prop_map(|((seed, host_depth, device_depth), (overlap, lent, times, pools, delay_us))| {
+prop_compose! {
+    fn setup()(
+        (seed, host_depth, device_depth) in (any::<u64>(), 1..=8_usize, 1..=8_usize),
+        [overlap, lent, times, pools] in any::<[bool; 4]>(),
+        delay_us in prop::sample::select(vec![0, 20]),
+    ) -> Setup {
         Setup { seed, host_depth, device_depth, overlap, lent, times, pools, delay_us }
-    })
+    }
 }
 
 /// What the test does with a slot that it acquired.
@@ -67,9 +68,8 @@ enum Call {
     /// Ends a reserved slot that was kept: with a commit of so many bytes, or without one.
     Close(usize, Option<usize>),
     Receive(u8),
-    /// Use a batch on one of the streams.
-    Use(usize, usize),
-    UseRaw(usize, usize),
+    /// Use a batch on one of the streams, by its address or by a view.
+    Use(usize, usize, bool),
     Own(usize, usize),
     Ask(usize),
     Release(usize),
@@ -95,8 +95,8 @@ fn call() -> impl Strategy<Value = Call> {
         12 => (0..=BYTES, then).prop_map(|(len, then)| Call::Fill(len, then)),
         6 => (0..8_usize, len).prop_map(|(slot, len)| Call::Close(slot, len)),
         12 => (0..4_u8).prop_map(Call::Receive),
-        8 => (0..8_usize, 0..3_usize).prop_map(|(lease, stream)| Call::Use(lease, stream)),
-        2 => (0..8_usize, 0..3_usize).prop_map(|(lease, stream)| Call::UseRaw(lease, stream)),
+        10 => (0..8_usize, 0..3_usize, prop::bool::weighted(0.2))
+            .prop_map(|(lease, stream, raw)| Call::Use(lease, stream, raw)),
         2 => (0..8_usize, 0..3_usize).prop_map(|(lease, stream)| Call::Own(lease, stream)),
         2 => (0..8_usize).prop_map(Call::Ask),
         10 => (0..8_usize).prop_map(Call::Release),
@@ -139,6 +139,7 @@ enum State {
 }
 
 /// The model: the state of every batch and slot.
+#[derive(Default)]
 struct Model {
     setup: Setup,
     batches: Vec<Batch>,
@@ -427,6 +428,12 @@ impl World {
         self.released(seq);
     }
 
+    fn release(&mut self, lease: Lease<u64>) {
+        let seq = lease.seq() as usize;
+        drop(lease);
+        self.released(seq);
+    }
+
     /// Records that the lease of this batch was dropped.
     fn released(&mut self, seq: usize) {
         let captured = self.model.captured;
@@ -477,15 +484,13 @@ impl World {
                 }
             }
             Call::Receive(way) => self.receive(*way),
-            Call::Use(lease, stream) => self.use_on(*lease, *stream, false),
-            Call::UseRaw(lease, stream) => self.use_on(*lease, *stream, true),
+            Call::Use(lease, stream, raw) => self.use_on(*lease, *stream, *raw),
             Call::Own(lease, stream) => self.own(*lease, *stream),
             Call::Ask(lease) => self.ask(*lease),
             Call::Release(lease) => {
                 if let Some(i) = lease.checked_rem(self.leases.len()) {
-                    let seq = self.leases[i].seq() as usize;
-                    drop(self.leases.swap_remove(i));
-                    self.released(seq);
+                    let lease = self.leases.swap_remove(i);
+                    self.release(lease);
                 }
             }
             Call::Leak(lease) => {
@@ -526,9 +531,7 @@ impl World {
         }
         (0..2).for_each(|stream| self.end(stream));
         while let Some(lease) = self.leases.pop() {
-            let seq = lease.seq() as usize;
-            drop(lease);
-            self.released(seq);
+            self.release(lease);
         }
         if self.model.leaked {
             return; // its slot is never used again
@@ -581,15 +584,7 @@ fn run(setup: Setup, calls: &[Call], ending: Ending) {
         uploader = uploader.host_slots(lent_slots(setup.host_depth, BYTES));
     }
     let (slots, batches) = uploader.build().unwrap();
-    let model = Model {
-        setup,
-        batches: Vec::new(),
-        received: 0,
-        captured: [false; 3],
-        failing: false,
-        ended: false,
-        leaked: false,
-    };
+    let model = Model { setup, ..Model::default() };
     let (slots, batches, control) = (Some(slots), Some(batches), sim.control());
     let (leases, kernels, owned, open) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
     let mut world =
@@ -680,22 +675,24 @@ const LEN: usize = 600;
 /// Each error is injected at an earlier call than this one, counted from the beginning of the scope.
 const LAST_CALL: u64 = 120;
 
-fn scope() -> impl Strategy<Value = Scope> {
-    let size = prop::sample::select(vec![10, 25, 50, 100, 300, LEN]);
-    let buffers = prop::collection::vec(prop::option::weighted(0.8, (size, any::<bool>())), 3);
-    let rarely = |of: std::ops::Range<usize>| prop::option::weighted(0.1, of);
-    let captured = prop::option::weighted(0.1, (0..40_usize, 0..3_u8));
-    let call = prop::option::weighted(0.1, 1..LAST_CALL);
-    (buffers, 1..20_usize, rarely(0..40), rarely(0..40), captured, call).prop_map(
-        |(buffers, stride, failing, gives_up, captured, call)| Scope {
-            buffers,
-            stride,
-            failing,
-            gives_up,
-            captured,
-            call,
+fn rarely<S: Strategy>(of: S) -> impl Strategy<Value = Option<S::Value>> {
+    prop::option::weighted(0.1, of)
+}
+
+prop_compose! {
+    fn scope()(
+        buffers in {
+            let size = prop::sample::select(vec![10, 25, 50, 100, 300, LEN]);
+            prop::collection::vec(prop::option::weighted(0.8, (size, any::<bool>())), 3)
         },
-    )
+        stride in 1..20_usize,
+        failing in rarely(0..40_usize),
+        gives_up in rarely(0..40_usize),
+        captured in rarely((0..40_usize, 0..3_u8)),
+        call in rarely(1..LAST_CALL),
+    ) -> Scope {
+        Scope { buffers, stride, failing, gives_up, captured, call }
+    }
 }
 
 /// A part of a buffer in a scope.
@@ -755,17 +752,11 @@ fn stage(setup: Setup, scopes: &[Scope], tracking: bool) {
                     captured = unsafe { result::stream::begin_capture(stream.cu_stream(), mode) }.is_ok();
                 }
                 match parts[at].take().unwrap() {
-                    Part::Up(view, new) if i % 3 == 0 && scope.failing != Some(i) => to.upload(new, view)?,
-                    Part::Up(view, new) => to.upload_with(
-                        move |at, out| {
-                            if scope.failing == Some(i) {
-                                return Err(io::Error::other("fails"));
-                            }
-                            out.copy_from_slice(&new[at..][..out.len()]);
-                            Ok(())
-                        },
-                        view,
-                    )?,
+                    Part::Up(view, _) if scope.failing == Some(i) => {
+                        to.upload_with(|_, _| Err(io::Error::other("fails")), view)?;
+                    }
+                    Part::Up(view, new) if i % 3 == 0 => to.upload(new, view)?,
+                    Part::Up(view, new) => to.upload_with(from(new), view)?,
                     Part::Down(view, out) => to.offload(view, out)?,
                 }
             }

@@ -10,7 +10,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use crate::common::{
-    LAUNCH_FAILED, make_current, start, start_software, start_software_with, start_with, threads,
+    LAUNCH_FAILED, from, make_current, pattern, start, start_software, start_software_with, start_with,
+    threads,
 };
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream, DevicePtr, result};
 use twinbuf_cuda::{Error, Stager, StagerBuilder};
@@ -21,10 +22,6 @@ const _: () = {
     shared::<Stager>();
     shared::<StagerBuilder>();
 };
-
-fn pattern(seed: usize, len: usize) -> Vec<u8> {
-    (0..len).map(|i| (seed * 37 + i * 11 + i / 256) as u8).collect()
-}
 
 fn small(ctx: &Arc<CudaContext>) -> StagerBuilder {
     Stager::new(ctx).slot_bytes(256).depth(2).fill_threads(2)
@@ -64,14 +61,9 @@ fn pieces_of_all_lengths_arrive_whole_and_come_back() {
                 .scope(&stream, |to| {
                     for (i, (bytes, memory)) in data.iter().zip(&mut memory).enumerate() {
                         let part = memory.slice_mut(1..);
-                        if i % 2 == 0 {
-                            to.upload(bytes, part)?;
-                        } else {
-                            let fill = move |at: usize, out: &mut [u8]| {
-                                out.copy_from_slice(&bytes[at..][..out.len()]);
-                                Ok(())
-                            };
-                            to.upload_with(fill, part)?;
+                        match i % 2 {
+                            0 => to.upload(bytes, part)?,
+                            _ => to.upload_with(from(bytes), part)?,
                         }
                     }
                     Ok::<_, Error>(())
@@ -317,14 +309,10 @@ fn whatever_fails_waits_for_the_copies_and_the_stager_works_afterwards() {
         let mut stager = small(&ctx).build().unwrap();
         let mut memory = device(&stream, 3000);
         let bytes = pattern(3, 3000);
-        let fill = |at: usize, out: &mut [u8]| {
-            match way {
-                0 if at >= 1024 => return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "cut off")),
-                1 if at >= 1024 => panic!("in a fill"),
-                _ => {}
-            }
-            out.copy_from_slice(&bytes[at..][..out.len()]);
-            Ok(())
+        let fill = |at: usize, out: &mut [u8]| match way {
+            0 if at >= 1024 => Err(io::Error::new(io::ErrorKind::UnexpectedEof, "cut off")),
+            1 if at >= 1024 => panic!("in a fill"),
+            _ => from(&bytes)(at, out),
         };
         let mut work = || {
             stager.scope(&stream, |to| {

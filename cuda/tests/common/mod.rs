@@ -3,7 +3,7 @@
 
 #![allow(dead_code, reason = "each test binary uses its part")]
 
-use std::io::Write;
+use std::io::{self, Write};
 use std::panic::Location;
 use std::ptr::{NonNull, null_mut};
 use std::sync::{Arc, Mutex, Once, PoisonError, mpsc};
@@ -155,6 +155,19 @@ pub(crate) fn arrive(
 
 pub(crate) fn uploader(ctx: &Arc<CudaContext>, overlap: bool) -> (HostSlots<u64>, DeviceBatches<u64>) {
     Uploader::new(ctx, BYTES).overlap(overlap).build().unwrap()
+}
+
+/// What fills an upload with these bytes, part by part.
+pub(crate) fn from(bytes: &[u8]) -> impl Fn(usize, &mut [u8]) -> io::Result<()> + Send + Sync + '_ {
+    move |at, out| {
+        out.copy_from_slice(&bytes[at..][..out.len()]);
+        Ok(())
+    }
+}
+
+/// Bytes of which neighbours differ, as do those of another seed.
+pub(crate) fn pattern(seed: usize, len: usize) -> Vec<u8> {
+    (0..len).map(|i| (seed * 37 + i * 11 + i / 256).to_le_bytes()[0]).collect()
 }
 
 /// Host slots in memory of the caller.
