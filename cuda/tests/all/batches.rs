@@ -2,44 +2,36 @@
 #![allow(clippy::cast_possible_truncation)] // of small counts
 
 use std::sync::{Arc, Mutex, mpsc};
-use std::task::{Context, Poll, Wake, Waker};
+use std::task::{Context, Poll, Waker};
 use std::thread;
 
 use crate::common::{
-    BYTES, arrive, bytes, commit, copy_threads, lent_slots, make_current, start, start_with, upload, uploader,
+    BYTES, arrive, bytes, commit, copy_threads, lent_slots, make_current, start, start_with, upload,
+    uploader, waker,
 };
 use cudarc::driver::sys;
 use twinbuf_cuda::{DeviceBatches, Error, ReservedSlot, Uploader};
 use twinbuf_cuda_sim::Options;
 
 #[test]
-fn by_hand_a_slot_is_committed_on_a_thread_without_a_context() {
-    let (_sim, ctx) = start(1, false);
-    let stream = ctx.new_stream().unwrap();
-    let (mut slots, mut batches) = uploader(&ctx, false);
-    for value in 1..10 {
-        let mut slot = slots.acquire().unwrap();
-        slot.fill(value);
-        thread::scope(|scope| scope.spawn(move || slot.commit(BYTES, u64::from(value))).join())
-            .unwrap()
-            .unwrap();
-        assert_eq!(bytes(&batches.recv().unwrap().unwrap(), &stream), [value; BYTES]);
-    }
-}
-
-#[test]
 fn the_next_copy_is_queued_while_one_runs() {
-    let (sim, ctx) = start(1, false);
-    let stream = ctx.new_stream().unwrap();
-    let (mut slots, mut batches) = Uploader::new(&ctx, BYTES).times(true).build().unwrap();
-    let held = sim.hold(0); // the device is stopped: no copy completes
-    commit(&mut slots, BYTES, 1).unwrap();
-    let (first, second) = (upload(&mut slots, &mut batches, 2), batches.recv().unwrap().unwrap());
-    if !sim.is_real() {
-        assert_eq!((first.copied(), second.copied()), (Ok(None), Ok(None)));
+    for overlap in [true, false] {
+        let (sim, ctx) = start(1, false);
+        let stream = ctx.new_stream().unwrap();
+        let build = Uploader::new(&ctx, BYTES).overlap(overlap).times(true);
+        let (mut slots, mut batches) = build.build().unwrap();
+        let held = sim.hold(0); // the device is stopped: no copy completes
+        commit(&mut slots, BYTES, 1).unwrap();
+        let (first, second) = (upload(&mut slots, &mut batches, 2), batches.recv().unwrap().unwrap());
+        if !sim.is_real() {
+            assert_eq!((first.copied(), second.copied()), (Ok(None), Ok(None)));
+        }
+        drop(held);
+        let time = first.wait_copied().unwrap();
+        assert!(time.is_some());
+        assert_eq!(first.copied(), Ok(time), "the copy is done");
+        assert_eq!((bytes(&first, &stream)[0], bytes(&second, &stream)[0]), (1, 2));
     }
-    drop(held);
-    assert_eq!((bytes(&first, &stream)[0], bytes(&second, &stream)[0]), (1, 2));
 }
 
 #[test]
@@ -127,15 +119,12 @@ fn arguments_that_cannot_work_are_refused_by_name() {
 
 #[test]
 fn receiving_without_waiting_and_by_a_task() {
-    let (sim, ctx) = start(1, false);
-    let build = Uploader::new(&ctx, BYTES).times(true);
-    let (mut slots, mut batches) = build.build::<u64>().unwrap();
+    let (_sim, ctx) = start(1, false);
+    let (mut slots, mut batches) = Uploader::new(&ctx, BYTES).times(true).build::<u64>().unwrap();
     let mut cx = Context::from_waker(Waker::noop());
     assert_eq!(batches.try_recv().unwrap_err(), Error::Empty);
     assert!(batches.poll_recv(&mut cx).is_pending());
     let first = upload(&mut slots, &mut batches, 1);
-    let time = first.wait_copied().unwrap().unwrap();
-    assert_eq!(first.copied().unwrap(), Some(time), "the copy is done");
     commit(&mut slots, 0, 2).unwrap();
     let second = loop {
         match batches.poll_recv(&mut cx) {
@@ -151,43 +140,20 @@ fn receiving_without_waiting_and_by_a_task() {
     assert!(batches.try_recv().unwrap().is_none());
     assert!(matches!(batches.poll_recv(&mut cx), Poll::Ready(Ok(None))));
 
-    let build = Uploader::new(&ctx, BYTES).overlap(false).times(true);
-    let (mut slots, mut batches) = build.build().unwrap();
-    assert!(matches!(batches.poll_recv(&mut cx), Poll::Ready(Err(Error::Empty))));
-    let held = sim.hold(0); // the device is stopped: the copy has been issued but is not done
-    commit(&mut slots, BYTES, 3).unwrap();
-    let lease = batches.try_recv().unwrap().unwrap();
-    if !sim.is_real() {
-        assert_eq!(lease.copied(), Ok(None));
-    }
-    drop(held);
-    let time = lease.wait_copied().unwrap();
-    assert!(time.is_some());
-    assert_eq!(lease.copied(), Ok(time), "the copy is done");
-
     let (mut slots, mut batches) = uploader(&ctx, false);
+    assert!(matches!(batches.poll_recv(&mut cx), Poll::Ready(Err(Error::Empty))));
     commit(&mut slots, BYTES, 4).unwrap();
     let lease = batches.try_recv().unwrap().unwrap();
     assert_eq!(lease.wait_copied(), Ok(None), "no times were asked for");
 }
 
-/// The remains of a task after its executor is gone: only its waker keeps the task, and its future owns the batches.
-struct Task {
-    batches: Mutex<Option<DeviceBatches<u64>>>,
-    _end: TaskEnd,
-}
-
-/// Dropped after the batches: sends whether that panicked.
+/// Dropped after a task's batches: sends whether that panicked.
 struct TaskEnd(mpsc::Sender<bool>);
 
 impl Drop for TaskEnd {
     fn drop(&mut self) {
         let _ = self.0.send(thread::panicking());
     }
-}
-
-impl Wake for Task {
-    fn wake(self: Arc<Self>) {}
 }
 
 #[test]
@@ -199,11 +165,15 @@ fn a_waker_may_drop_the_last_side_on_the_copy_thread() {
     drop(upload(&mut slots, &mut batches, 1));
     slots.finish();
     let (end, panicked) = mpsc::channel();
-    let task = Arc::new(Task { batches: Mutex::new(None), _end: TaskEnd(end) });
-    let waker = Waker::from(task.clone());
+    // What remains of a task after its executor is gone: only its waker keeps the task, and its future owns the batches.
+    let task = Arc::new((Mutex::new(None::<DeviceBatches<u64>>), TaskEnd(end)));
+    let kept = task.clone();
+    let waker = waker(move || {
+        let _kept = &kept;
+    });
     let polled = batches.poll_recv(&mut Context::from_waker(&waker)).is_pending();
     assert!(polled || sim.is_real());
-    *task.batches.lock().unwrap() = Some(batches);
+    *task.0.lock().unwrap() = Some(batches);
     drop((waker, task));
     drop(held); // the waker is called; it is the last owner of the task
     if polled {
@@ -286,10 +256,7 @@ fn on_copied_by_hand_may_commit_and_drop_slots() {
         // Sees that the first copy has ended: then its host slot is free, and `on_copied` is called.
         let next = slots.acquire();
         assert!(slot.lock().unwrap().is_none(), "called");
-        match next {
-            Ok(next) => next.commit(BYTES, 2).unwrap(),
-            other => panic!("{other:?}"),
-        }
+        next.unwrap().commit(BYTES, 2).unwrap();
         let reserved = batches.recv();
         if commits {
             let reserved = reserved.unwrap().unwrap();

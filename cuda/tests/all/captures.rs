@@ -4,11 +4,11 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
-use std::task::{Context, Poll, Wake, Waker};
+use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
 use crate::common::{
-    BYTES, MODES, arrive, bytes, commit, copy_threads, from, start, start_software, start_with, upload,
+    BYTES, MODES, arrive, bytes, commit, copy_threads, from, start, start_software, start_with, upload, waker,
 };
 use cudarc::driver::sys::CUstreamCaptureMode::{
     CU_STREAM_CAPTURE_MODE_GLOBAL as GLOBAL, CU_STREAM_CAPTURE_MODE_RELAXED as RELAXED,
@@ -263,16 +263,6 @@ fn a_deadline_waits_for_the_end_of_a_capture_and_a_task_is_told() {
     }
 }
 
-/// Takes its lease when it is called, and drops it: a lease that a captured stream uses, so the drop keeps its slot.
-struct DropsALease(Mutex<Option<Lease<u64>>>, AtomicBool);
-
-impl Wake for DropsALease {
-    fn wake(self: Arc<Self>) {
-        drop(self.0.lock().unwrap().take());
-        self.1.store(true, Ordering::Relaxed);
-    }
-}
-
 /// A receive call that releases a slot after a capture wakes a task. The waker may drop another lease, which locks the
 /// list of captured slots: the call must not hold that lock.
 #[test]
@@ -287,8 +277,13 @@ fn a_waker_may_drop_a_lease_of_a_captured_stream_when_a_capture_has_ended() {
             streams[at].begin_capture(RELAXED).unwrap();
             lease
         });
-        let task = Arc::new(DropsALease(Mutex::new(Some(second)), AtomicBool::new(false)));
-        let waker = Waker::from(task.clone());
+        // A captured stream uses the second lease, so its drop keeps its slot.
+        let (second, woken) = (Mutex::new(Some(second)), Arc::new(AtomicBool::new(false)));
+        let was_woken = woken.clone();
+        let waker = waker(move || {
+            drop(second.lock().unwrap().take());
+            woken.store(true, Ordering::Relaxed);
+        });
         let mut cx = Context::from_waker(&waker);
         if overlap {
             assert!(batches.poll_recv(&mut cx).is_pending(), "the first lease holds the next slot");
@@ -299,7 +294,7 @@ fn a_waker_may_drop_a_lease_of_a_captured_stream_when_a_capture_has_ended() {
         end(streams[0].cu_stream());
         // Releases the first slot, and so calls the waker.
         assert_eq!(batches.try_recv().unwrap_err(), Error::Empty, "overlap {overlap}");
-        assert!(task.1.load(Ordering::Relaxed), "the task was not woken");
+        assert!(was_woken.load(Ordering::Relaxed), "the task was not woken");
         end(streams[1].cu_stream());
         arrive(&mut slots, &mut batches, &streams[1], 2..10);
     }

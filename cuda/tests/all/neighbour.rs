@@ -7,7 +7,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::common::{
-    BYTES, commit, make_current, start, start_software, start_software_with, start_with, upload, uploader,
+    BYTES, bytes, commit, make_current, start, start_software, start_software_with, start_with, upload,
+    uploader,
 };
 use cudarc::driver::{CudaContext, DeviceSlice, result};
 use twinbuf_cuda::{Error, Stager, Uploader};
@@ -155,6 +156,8 @@ fn the_callers_current_context_stays_what_it_was() {
             drop(view);
             batch.wait_copied().unwrap();
             is_current("wait_copied");
+            assert_eq!(bytes(&batch, &stream), [value; BYTES]);
+            enter();
             drop(batch);
             is_current("a lease's drop");
         }

@@ -5,10 +5,10 @@ use std::fs::{self, DirEntry};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Barrier};
-use std::task::{Context, Wake};
+use std::task::Context;
 use std::thread;
 
-use crate::common::{bytes, copy_threads, start, start_with};
+use crate::common::{bytes, copy_threads, start, start_with, waker};
 use twinbuf_cuda::{DeviceBatches, Error, Uploader, lent};
 use twinbuf_cuda_sim::{Failure, Options};
 
@@ -28,7 +28,6 @@ fn lent_slots_are_filled_in_place_and_returned() {
     for overlap in [true, false] {
         let (sim, ctx) = start(1, false);
         let before = sim.live().leaked();
-        let stream = ctx.new_stream().unwrap();
         let lent = Arc::new(AtomicUsize::new(3));
         // SAFETY: set before it is read.
         let host = (0..3).map(|_| unsafe { ctx.alloc_pinned::<u8>(BYTES + 1) }.unwrap()).map(|mut pinned| {
@@ -42,24 +41,20 @@ fn lent_slots_are_filled_in_place_and_returned() {
         let built = sim.live();
         let (mut slots, mut batches): (_, DeviceBatches<u8>) = build.overlap(overlap).build().unwrap();
         assert_eq!(sim.live().host_bytes, built.host_bytes);
-        let mut copies = Vec::new();
-        let reading = ctx.new_stream().unwrap();
+        let stream = ctx.new_stream().unwrap();
+        let mut copy = stream.alloc_zeros::<u8>(BYTES).unwrap();
         for value in 1..20 {
             let mut slot = slots.acquire().unwrap();
             slot.fill(value);
             slot.commit(BYTES, value).unwrap();
             let batch = batches.recv().unwrap().unwrap();
-            let view = batch.on::<u8>(&reading).unwrap();
-            let mut copy = reading.alloc_zeros::<u8>(BYTES).unwrap();
-            reading.memcpy_dtod(&view, &mut copy).unwrap();
-            copies.push((value, copy));
+            stream.memcpy_dtod(&batch.on::<u8>(&stream).unwrap(), &mut copy).unwrap();
         }
-        let last = copies.len() - 1;
         assert_eq!(lent.load(Ordering::SeqCst), 3);
         drop((slots, batches));
         assert_eq!(lent.load(Ordering::SeqCst), 0, "returned once nothing uses them");
-        assert_eq!(reading.clone_dtoh(&copies[last].1).unwrap(), [copies[last].0; BYTES]);
-        drop((copies, stream, reading));
+        assert_eq!(stream.clone_dtoh(&copy).unwrap(), [19; BYTES]);
+        drop((copy, stream));
         sim.drain();
         assert_eq!(sim.live().leaked(), before);
     }
@@ -164,22 +159,6 @@ fn by_hand_the_drop_of_a_slot_lets_the_next_batch_be_copied_at_once() {
     assert_eq!(*batches.recv().unwrap().unwrap().meta(), 2);
 }
 
-/// Holds the thread that wakes a task until the task has looked.
-struct Look {
-    first: AtomicBool,
-    woken: Barrier,
-    looked: Barrier,
-}
-
-impl Wake for Look {
-    fn wake(self: Arc<Self>) {
-        if self.first.swap(false, Ordering::Relaxed) {
-            self.woken.wait();
-            self.looked.wait();
-        }
-    }
-}
-
 /// Its guard still has it when the copies end, because nobody receives or by an error.
 #[test]
 fn a_slot_that_is_reserved_is_not_handed_out_again() {
@@ -192,9 +171,15 @@ fn a_slot_that_is_reserved_is_not_handed_out_again() {
         let held = sim.hold(0);
         slots.acquire().unwrap().commit(BYTES, 1).unwrap();
         let mut reserved = slots.acquire().unwrap().reserve();
-        let (woken, looked) = (Barrier::new(2), Barrier::new(2));
-        let look = Arc::new(Look { first: AtomicBool::new(true), woken, looked });
-        let waker = look.clone().into();
+        // The thread that wakes the task waits until the task has looked.
+        let (first, pause) = (AtomicBool::new(true), Arc::new(Barrier::new(2)));
+        let paused = pause.clone();
+        let waker = waker(move || {
+            if first.swap(false, Ordering::Relaxed) {
+                pause.wait();
+                pause.wait();
+            }
+        });
         let pending = slots.poll_acquire(&mut Context::from_waker(&waker)).is_pending();
         assert!(pending || sim.is_real());
         if !pending {
@@ -206,10 +191,10 @@ fn a_slot_that_is_reserved_is_not_handed_out_again() {
         } else {
             drop(batches.take());
         }
-        look.woken.wait();
+        paused.wait();
         let again = slots.try_acquire().map(drop);
         drop(held); // not before: the end of the copy would free the first slot
-        look.looked.wait();
+        paused.wait();
         reserved.fill(1);
         assert_eq!(again.unwrap_err() == Error::Closed, !fails, "two guards of one slot");
     }

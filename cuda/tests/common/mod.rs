@@ -7,6 +7,7 @@ use std::io::{self, Write};
 use std::panic::Location;
 use std::ptr::{NonNull, null_mut};
 use std::sync::{Arc, Mutex, Once, PoisonError, mpsc};
+use std::task::{Wake, Waker};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -168,6 +169,19 @@ pub(crate) fn from(bytes: &[u8]) -> impl Fn(usize, &mut [u8]) -> io::Result<()> 
 /// Bytes of which neighbours differ, as do those of another seed.
 pub(crate) fn pattern(seed: usize, len: usize) -> Vec<u8> {
     (0..len).map(|i| (seed * 37 + i * 11 + i / 256).to_le_bytes()[0]).collect()
+}
+
+struct Calls<F>(F);
+
+impl<F: Fn() + Send + Sync> Wake for Calls<F> {
+    fn wake(self: Arc<Self>) {
+        (self.0)();
+    }
+}
+
+/// A waker that calls this.
+pub(crate) fn waker(wake: impl Fn() + Send + Sync + 'static) -> Waker {
+    Arc::new(Calls(wake)).into()
 }
 
 /// Host slots in memory of the caller.
