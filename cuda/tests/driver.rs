@@ -2,6 +2,7 @@
 //! because a driver stays loaded.
 #![cfg(target_os = "linux")]
 
+use std::ffi::OsString;
 use std::process::{Command, Output};
 
 use twinbuf_cuda::{Error, context};
@@ -35,10 +36,10 @@ fn child() {
     println!("and number 7: {:?}", context(7).err());
 }
 
-fn run(case: &str, set: impl FnOnce(&mut Command)) -> String {
+fn run(case: &str, environment: &[(&str, OsString)]) -> String {
     let mut child = Command::new(std::env::current_exe().unwrap());
     child.args(["--exact", "child", "--ignored", "--nocapture"]).env(CASE, case).env_remove(DRIVER_VARIABLE);
-    set(&mut child);
+    child.envs(environment.iter().cloned());
     let Output { status, stdout, stderr } = child.output().unwrap();
     let (stdout, stderr) = (String::from_utf8_lossy(&stdout), String::from_utf8_lossy(&stderr));
     assert!(status.success(), "{case}: {status}\n{stdout}\n{stderr}");
@@ -53,7 +54,7 @@ fn has_driver() -> bool {
 
 #[test]
 fn a_device_is_found_and_a_number_beyond_is_an_error() {
-    let found = run("a device", |_| ());
+    let found = run("a device", &[]);
     assert_eq!(found.matches("found a device").count(), 2, "{found}");
     assert!(
         found.contains(r#"number 7: Some(Option { option: "ordinal", wanted: "0 to 0", found: "7" })"#),
@@ -67,7 +68,7 @@ fn no_driver_is_an_error_with_the_names_tried() {
         println!("not tested: this machine has a driver");
         return;
     }
-    let found = run("no driver", |_| ());
+    let found = run("no driver", &[]);
     assert!(found.contains("NoDriver"), "{found}");
     // Each includes the system's message.
     assert!(
@@ -79,7 +80,7 @@ fn no_driver_is_an_error_with_the_names_tried() {
 
 #[test]
 fn a_stub_is_an_error() {
-    let found = run("stub", |_| ());
+    let found = run("stub", &[]);
     // A driver of the machine, which is found behind the stub, refuses number 7 before cudarc is asked.
     let wanted = if has_driver() { 2 } else { 3 };
     assert!(found.matches(r#"StubDriver { library: "libcuda.so" }"#).count() >= wanted, "{found}");
@@ -88,7 +89,7 @@ fn a_stub_is_an_error() {
 
 #[test]
 fn a_driver_without_a_device_is_an_error() {
-    let found = run("no device", |_| ());
+    let found = run("no device", &[]);
     assert_eq!(found.matches(r#"NoDevice { library: "libcuda.so" }"#).count(), 3, "{found}");
     assert!(found.contains("found no device"), "{found}");
 }
@@ -101,13 +102,9 @@ fn a_library_that_is_no_driver_is_an_error() {
         println!("not tested: no library at hand that could stand in for one");
         return;
     };
-    let folder = std::env::temp_dir().join(format!("twinbuf-no-driver-{}", std::process::id()));
-    std::fs::create_dir_all(&folder).unwrap();
-    let _ = std::os::unix::fs::symlink(library, folder.join("libcuda.so"));
-    let found = run("no driver at all", |child| {
-        child.env("LD_LIBRARY_PATH", &folder);
-    });
-    std::fs::remove_dir_all(&folder).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    std::os::unix::fs::symlink(library, folder.path().join("libcuda.so")).unwrap();
+    let found = run("no driver at all", &[("LD_LIBRARY_PATH", folder.path().into())]);
     assert!(found.contains(r#"NotADriver { library: "libcuda.so", function: "cuInit" }"#), "{found}");
 }
 
@@ -136,28 +133,20 @@ fn a_stub_does_not_end_the_search_and_what_is_loaded_comes_first() {
     library("drivers/libcuda.so.1", "libcuda.so.1", 100).unwrap();
     let path = |folders: &[&str]| {
         let folders = folders.iter().map(|name| folder.path().join(name));
-        std::env::join_paths(folders).unwrap()
+        ("LD_LIBRARY_PATH", std::env::join_paths(folders).unwrap())
     };
-    let behind = run("a driver behind a stub", |child| {
-        child.env("LD_LIBRARY_PATH", path(&["stubs", "drivers"]));
-    });
+    let behind = run("a driver behind a stub", &[path(&["stubs", "drivers"])]);
     assert!(behind.contains(r#"NoDevice { library: "libcuda.so.1" }"#), "{behind}");
     // cudarc, which loads the first name itself, has the stub: that is said, and nothing panics.
     library("working/libcuda.so.1", "libcuda.so.1", 0).unwrap();
-    let working = run("a working driver behind a stub", |child| {
-        child.env("LD_LIBRARY_PATH", path(&["stubs", "working"]));
-    });
+    let working = run("a working driver behind a stub", &[path(&["stubs", "working"])]);
     assert!(working.contains(r#"StubDriver { library: "libcuda.so" }"#), "{working}");
-    let alone = run("a stub alone", |child| {
-        child.env("LD_LIBRARY_PATH", path(&["stubs"]));
-    });
+    let alone = run("a stub alone", &[path(&["stubs"])]);
     assert!(alone.contains(r#"StubDriver { library: "libcuda.so" }"#) || has_driver(), "{alone}");
     // A program that is linked to the driver, as with cudarc's feature `dynamic-linking`, and another one in the path.
     library("others/libcuda.so", "libcuda.so", 999).unwrap();
-    let loaded = run("a driver that is loaded", |child| {
-        child.env("LD_PRELOAD", folder.path().join("drivers/libcuda.so.1"));
-        child.env("LD_LIBRARY_PATH", path(&["others"]));
-    });
+    let preloaded = ("LD_PRELOAD", folder.path().join("drivers/libcuda.so.1").into());
+    let loaded = run("a driver that is loaded", &[preloaded, path(&["others"])]);
     assert!(loaded.contains(r#"NoDevice { library: "libcuda.so.1" }"#), "{loaded}");
 }
 

@@ -39,7 +39,11 @@ fn frees(ctx: &Arc<CudaContext>) -> Result<Value> {
         exchange();
         let called = call();
         exchange();
-        Ok(json!({ "call": called, "end": end(&stream) }))
+        let end = end(&stream);
+        if called != 0 {
+            call();
+        }
+        Ok(json!({ "call": called, "end": end }))
     };
     let mut found = json!({});
     for (name, relax) in [("global", false), ("relaxed", true)] {
@@ -48,9 +52,6 @@ fn frees(ctx: &Arc<CudaContext>) -> Result<Value> {
         // SAFETY: allocated above; freed again only if this fails.
         let mut free = || code(unsafe { result::free_host(memory) });
         found["free"][name] = captured(relax, &mut free)?;
-        if found["free"][name]["call"] != 0 {
-            free();
-        }
         let (Ok(register), Ok(unregister)) = (&register, &unregister) else {
             found["unregister"][name] = Value::Null;
             continue;
@@ -64,9 +65,6 @@ fn frees(ctx: &Arc<CudaContext>) -> Result<Value> {
         // SAFETY: registered above; again only if this fails.
         let mut give_up = || code(unsafe { unregister(page) }.result());
         found["unregister"][name] = captured(relax, &mut give_up)?;
-        if found["unregister"][name]["call"] != 0 {
-            give_up();
-        }
     }
     let _ = ctx.check_err();
     Ok(found)

@@ -145,19 +145,18 @@ fn survives(failure: Failure, driver: Driver, life: Life, tracking: bool, surfac
     let streams = [ctx.new_stream().unwrap(), ctx.new_stream().unwrap()];
     let before = sim.live().leaked();
     let mut description = format!("{failure:?}, {life:?}, tracking {tracking}");
-    let mut memory = matches!(life, Life::Stager).then(|| streams[0].alloc_zeros::<u8>(MEMORY).unwrap());
+    let mut memory = streams[0].alloc_zeros::<u8>(MEMORY).unwrap();
     streams[0].synchronize().unwrap();
     sim.inject(failure);
-    let result = match (life, &mut memory) {
-        (Life::Uploader { overlap, lent }, _) => {
+    let result = match life {
+        Life::Uploader { overlap, lent } => {
             let uploader = Uploader::new(&ctx, BYTES);
             let uploader = if lent { uploader.host_slots(lent_slots(2, BYTES)) } else { uploader };
             let result = upload(uploader, &streams, overlap);
             sim.drain();
             result
         }
-        (Life::Stager, Some(memory)) => stage(&ctx, &streams[0], memory),
-        (Life::Stager, None) => unreachable!("a stager has memory"),
+        Life::Stager => stage(&ctx, &streams[0], &mut memory),
     };
     let injected = sim.injected();
     description += &format!(": {injected:?}");
@@ -167,12 +166,10 @@ fn survives(failure: Failure, driver: Driver, life: Life, tracking: bool, surfac
         Err(error) => panic!("{description}: {error:?}"),
     }
     assert_eq!((copy_threads(), threads("twinbuf-stage")), (0, 0), "{description}");
-    if memory.is_some() {
-        // Freed at once: a copy that still ran would be found.
-        let _ = ctx.check_err();
-        drop(memory);
-        sim.drain();
-    }
+    // Freed at once: a copy that still ran would be found.
+    let _ = ctx.check_err();
+    drop(memory);
+    sim.drain();
     let mut left = sim.live().leaked();
     let in_alloc = injected.first().is_some_and(|name| IN_ALLOC.contains(&name.as_str()));
     let is_one = left.device_allocations == before.device_allocations + 1;
