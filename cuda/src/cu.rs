@@ -251,67 +251,53 @@ pub(crate) fn allocation(address: CUdeviceptr) -> Result<Range<CUdeviceptr>, Err
     Ok(start..start + bytes as u64)
 }
 
-/// The copy stream. Not cudarc's stream type: creating one raises a count that turns on event tracking for every call
-/// in the context.
-pub(crate) struct Stream {
-    /// Null for the legacy default stream.
-    raw: CUstream,
+/// A handle of the driver's, which is destroyed when this is dropped.
+pub(crate) struct Handle<T: Copy> {
+    raw: T,
+    /// `None` for the legacy default stream, which is not destroyed.
+    destroy: Option<unsafe fn(T) -> Result<(), DriverError>>,
     ctx: Owner<Arc<CudaContext>>,
 }
 
-// SAFETY: a handle of the driver, which is thread-safe.
-unsafe impl Send for Stream {}
+/// The copy stream. Not cudarc's stream type: creating one raises a count that turns on event tracking for every call
+/// in the context.
+pub(crate) type Stream = Handle<CUstream>;
+
+pub(crate) type Event = Handle<CUevent>;
+
+// SAFETY: a stream or an event of the driver, which is thread-safe.
+unsafe impl<T: Copy> Send for Handle<T> {}
 // SAFETY: as above.
-unsafe impl Sync for Stream {}
+unsafe impl<T: Copy> Sync for Handle<T> {}
 
-impl Stream {
-    /// With `apart`, creates a stream that does not synchronize with the legacy default stream. Otherwise, uses the legacy
-    /// default stream itself. `ctx` is current.
-    pub(crate) fn new(ctx: &Arc<CudaContext>, apart: bool) -> Result<Self, Error> {
-        let create = || result::stream::create(result::stream::StreamKind::NonBlocking);
-        let raw = check("cuStreamCreate", apart.then(create).unwrap_or(Ok(ptr::null_mut())))?;
-        Ok(Self { raw, ctx: Owner::new(ctx.clone()) })
-    }
-
-    /// The handle, valid while `self` exists and its context is current.
-    pub(crate) fn raw(&self) -> CUstream {
+impl<T: Copy> Handle<T> {
+    /// The handle, valid while `self` exists. That of the legacy default stream names it while its context is current.
+    pub(crate) fn raw(&self) -> T {
         self.raw
     }
 
     pub(crate) fn context(&self) -> &Arc<CudaContext> {
         &self.ctx
     }
+}
+
+impl Stream {
+    /// With `apart`, creates a stream that does not synchronize with the legacy default stream. Otherwise, uses the legacy
+    /// default stream itself, whose handle is null. `ctx` is current.
+    pub(crate) fn new(ctx: &Arc<CudaContext>, apart: bool) -> Result<Self, Error> {
+        let create = || result::stream::create(result::stream::StreamKind::NonBlocking);
+        let raw = check("cuStreamCreate", apart.then(create).unwrap_or(Ok(ptr::null_mut())))?;
+        Ok(Self { raw, destroy: apart.then_some(result::stream::destroy), ctx: Owner::new(ctx.clone()) })
+    }
 
     /// Waits until all work in it is done.
     pub(crate) fn settle(&self) -> Result<(), Error> {
         // In another context, the handle of the legacy default stream would name another stream.
-        let _current = twice(|| Current::enter(&self.ctx))?;
-        let _beside = BesideCaptures::enter();
+        let _apart = twice(|| apart(&self.ctx))?;
         // SAFETY: the stream exists.
         twice(|| unsafe { synchronize(self.raw) })
     }
 }
-
-impl Drop for Stream {
-    fn drop(&mut self) {
-        if !self.raw.is_null() {
-            let _current = Current::enter_to_free(&self.ctx);
-            // SAFETY: created by `new` and destroyed once. The driver releases its resources when its work is done.
-            let _ = unsafe { result::stream::destroy(self.raw) };
-        }
-    }
-}
-
-/// An event.
-pub(crate) struct Event {
-    raw: CUevent,
-    ctx: Owner<Arc<CudaContext>>,
-}
-
-// SAFETY: a handle of the driver, which is thread-safe.
-unsafe impl Send for Event {}
-// SAFETY: as above.
-unsafe impl Sync for Event {}
 
 impl Event {
     /// Creates an event. With `timed`, the driver can tell the time between two of them; with `blocking`, a host thread
@@ -322,19 +308,16 @@ impl Event {
         let mut raw = ptr::null_mut();
         // SAFETY: the pointer is valid for the call. Called without cudarc's wrapper, which accepts only one flag.
         check("cuEventCreate", unsafe { sys::cuEventCreate(&raw mut raw, timing | sleep) }.result())?;
-        Ok(Self { raw, ctx: Owner::new(ctx.clone()) })
-    }
-
-    /// The handle, valid while `self` exists.
-    pub(crate) fn raw(&self) -> CUevent {
-        self.raw
+        Ok(Self { raw, destroy: Some(result::event::destroy), ctx: Owner::new(ctx.clone()) })
     }
 }
 
-impl Drop for Event {
+impl<T: Copy> Drop for Handle<T> {
     fn drop(&mut self) {
+        let Some(destroy) = self.destroy else { return };
         let _current = Current::enter_to_free(&self.ctx);
-        // SAFETY: created by `new` and destroyed once. Streams that wait for it keep what they need.
-        let _ = unsafe { result::event::destroy(self.raw) };
+        // SAFETY: created by `new` and destroyed once. The driver releases a stream's resources when its work is done, and
+        // streams that wait for an event keep what they need.
+        let _ = unsafe { destroy(self.raw) };
     }
 }
