@@ -29,7 +29,7 @@ use crate::lent::page_locked;
 mod order;
 mod staging;
 
-use order::{Order, Slot};
+use order::{Order, Slot, Way};
 pub use staging::Staging;
 use staging::Used;
 
@@ -47,22 +47,19 @@ impl StagerBuilder {
     /// Sets the size of a slot in bytes, at least 1. Default: 8 MiB.
     ///
     /// A longer piece is split; shorter ones share a slot.
-    pub fn slot_bytes(mut self, bytes: usize) -> Self {
-        self.slot_bytes = bytes;
-        self
+    pub fn slot_bytes(self, bytes: usize) -> Self {
+        Self { slot_bytes: bytes, ..self }
     }
 
     /// Sets the number of slots per fill thread, 1 to 65536. Default: 2, so that one can be filled while another is
     /// copied.
-    pub fn depth(mut self, slots: usize) -> Self {
-        self.depth = slots;
-        self
+    pub fn depth(self, slots: usize) -> Self {
+        Self { depth: slots, ..self }
     }
 
     /// Sets the number of threads that fill slots, 1 to 64. Default: 4.
-    pub fn fill_threads(mut self, threads: usize) -> Self {
-        self.fill_threads = threads;
-        self
+    pub fn fill_threads(self, threads: usize) -> Self {
+        Self { fill_threads: threads, ..self }
     }
 
     /// Allocates the slots: `fill_threads × depth × slot_bytes` bytes of page-locked memory.
@@ -199,7 +196,8 @@ impl Stager {
         // and of earlier work (CUDA driver API, `cuStreamSynchronize`).
         let drain = OnDrop(|| *lost = copies.settle().err());
         let ended = thread::scope(|threads| {
-            let slots: Vec<_> = slots.iter_mut().map(Order::new).collect();
+            let order = |slot| Order { slot, way: Way::Upload, pieces: Vec::new() };
+            let slots: Vec<_> = slots.iter_mut().map(order).collect();
             let (producer, consumer) = HeapRing::new(slots).into_handles();
             let orders = Arc::new(Mutex::new(Some(consumer)));
             let mut running = Vec::new();

@@ -94,24 +94,21 @@ impl Uploader {
     /// Sets the number of host slots, at least 1. Default: 2, or the number of [`host_slots`](Self::host_slots). With
     /// one slot, reading does not overlap with copying; with several filling threads, take one slot more than there are
     /// threads. [`build`](Self::build) returns [`Error::Option`] for 0.
-    pub fn host_depth(mut self, slots: usize) -> Self {
-        self.host_depth = Some(slots);
-        self
+    pub fn host_depth(self, slots: usize) -> Self {
+        Self { host_depth: Some(slots), ..self }
     }
 
     /// Sets the number of device slots, at least 1. Default: 2. With one slot, copying does not overlap with computing.
     /// [`build`](Self::build) returns [`Error::Option`] for 0.
-    pub fn device_depth(mut self, slots: usize) -> Self {
-        self.device_depth = slots;
-        self
+    pub fn device_depth(self, slots: usize) -> Self {
+        Self { device_depth: slots, ..self }
     }
 
     /// Sets whether a copy thread issues the copies. Default: `true`. With `false`,
     /// [`commit`](crate::ReservedSlot::commit) and later calls of both sides issue them, on the calling thread: use
     /// this to drive both sides from one thread.
-    pub fn overlap(mut self, overlap: bool) -> Self {
-        self.overlap = overlap;
-        self
+    pub fn overlap(self, overlap: bool) -> Self {
+        Self { overlap, ..self }
     }
 
     /// Sets whether the copies have a stream of their own. Default: `true`. With `false`, they are issued on the
@@ -123,17 +120,15 @@ impl Uploader {
     /// overlaps with copies. While a stream that does is being captured, make no call and drop nothing of this
     /// uploader: that can invalidate the capture and end the uploader with [`Error::Driver`]. The times of copies
     /// may include work that other threads enqueue on the default stream meanwhile: compare wall times.
-    pub fn copy_stream(mut self, copy_stream: bool) -> Self {
-        self.copy_stream = copy_stream;
-        self
+    pub fn copy_stream(self, copy_stream: bool) -> Self {
+        Self { copy_stream, ..self }
     }
 
     /// Sets whether each copy is timed, for [`Lease::copied`](crate::Lease::copied). Timing costs one more record per
     /// batch, and timing events are slower. Default: `false`. With [`on_copied`](Uploader::on_copied), copies are
     /// always timed.
-    pub fn times(mut self, times: bool) -> Self {
-        self.times = times;
-        self
+    pub fn times(self, times: bool) -> Self {
+        Self { times, ..self }
     }
 
     /// Calls `on_copied` for each completed copy, in order, after its host slot was released. The call is made on the

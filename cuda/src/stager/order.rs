@@ -71,11 +71,7 @@ pub(super) enum Host<'env> {
 
 pub(super) type Fill<'env> = dyn Fn(usize, &mut [u8]) -> io::Result<()> + Send + Sync + 'env;
 
-impl<'s> Order<'s, '_> {
-    pub(super) fn new(slot: &'s mut Slot) -> Self {
-        Self { slot, way: Way::Upload, pieces: Vec::new() }
-    }
-
+impl Order<'_, '_> {
     /// The place for more elements in the slot, which begins at a multiple of their alignment. Empty if none fits.
     pub(super) fn room<T>(&self) -> Range<usize> {
         let filled = self.pieces.last().map_or(0, |last| last.at + last.len);
