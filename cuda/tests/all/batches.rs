@@ -188,19 +188,6 @@ fn a_waker_may_drop_the_last_side_on_the_copy_thread() {
 }
 
 #[test]
-fn a_copy_is_followed_to_its_end_though_no_other_batch_comes() {
-    let (_sim, ctx) = start(1, false);
-    let (told, copied) = mpsc::channel();
-    let uploader = Uploader::new(&ctx, BYTES).on_copied(move |copied| told.send(copied.seq).unwrap());
-    let (mut slots, mut batches) = uploader.build::<u64>().unwrap();
-    for seq in 0..4 {
-        commit(&mut slots, BYTES, seq as u8).unwrap();
-        assert_eq!(copied.recv(), Ok(seq), "the host slot is free again");
-        drop(batches.recv().unwrap().unwrap());
-    }
-}
-
-#[test]
 fn a_panic_in_on_copied_ends_both_sides() {
     let (_sim, ctx) = start(1, false);
     let build = Uploader::new(&ctx, BYTES).on_copied(|copy| assert!(copy.seq < 2, "on purpose"));

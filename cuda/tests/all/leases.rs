@@ -12,33 +12,6 @@ use twinbuf_cuda::{Error, Uploader};
 use twinbuf_cuda_sim::{Control, Options};
 
 #[test]
-fn one_lease_on_several_streams_and_again_on_the_same() {
-    let (sim, ctx) = start(1, false);
-    let streams: Vec<_> = (0..5).map(|_| ctx.new_stream().unwrap()).collect();
-    let (mut slots, mut batches) = uploader(&ctx, false);
-    let mut copies = Vec::new();
-    for value in 1..20 {
-        let batch = upload(&mut slots, &mut batches, value);
-        let waits = sim.calls_of("cuStreamWaitEvent");
-        for stream in streams.iter().chain(&streams) {
-            assert_eq!(batch.on::<u32>(stream).unwrap().len(), BYTES / 4);
-        }
-        if !sim.is_real() {
-            assert_eq!(sim.calls_of("cuStreamWaitEvent") - waits, streams.len() as u64, "once a stream");
-        }
-        // Enqueued on all streams without a wait: the slot's next copy must wait for each of them.
-        for stream in &streams {
-            let mut copy = stream.alloc_zeros::<u8>(BYTES).unwrap();
-            stream.memcpy_dtod(&batch.on::<u8>(stream).unwrap(), &mut copy).unwrap();
-            copies.push((value, copy));
-        }
-    }
-    for (value, copy) in &copies {
-        assert_eq!(copy.stream().clone_dtoh(copy).unwrap(), [*value; BYTES]);
-    }
-}
-
-#[test]
 fn leases_are_dropped_in_any_order_on_any_thread() {
     let (_sim, ctx) = start(1, true);
     let stream = ctx.new_stream().unwrap();
@@ -149,23 +122,6 @@ fn what_travels_with_a_batch_is_dropped_once_with_its_lease() {
         drop((slots, batches));
         assert_eq!(Arc::strong_count(&count), 1);
     }
-}
-
-#[test]
-fn the_per_thread_stream_is_refused_but_for_a_copy_whose_use_ends_in_the_call() {
-    let (_sim, ctx) = start(1, false);
-    let stream = ctx.per_thread_stream();
-    let (mut slots, mut batches) = uploader(&ctx, false);
-    for value in 1..20 {
-        let batch = upload(&mut slots, &mut batches, value);
-        assert_eq!(batch.on::<u8>(&stream).unwrap_err(), Error::PerThreadStream);
-        // SAFETY: the call is refused.
-        assert_eq!(unsafe { batch.on_raw(stream.cu_stream()) }, Err(Error::PerThreadStream));
-        let owned = batch.into_owned::<u8>(&stream).unwrap();
-        assert_eq!(stream.clone_dtoh(&owned).unwrap(), [value; BYTES]);
-    }
-    let message = Error::PerThreadStream.to_string();
-    assert!(message.contains("`into_owned`") && message.contains("`new_stream`"), "{message}");
 }
 
 #[test]

@@ -238,6 +238,7 @@ fn a_view_is_read_on_each_stream_that_the_lease_is_on_and_on_no_other() {
         let mut copies = Vec::new();
         for value in 0..6 {
             let batch = upload(&mut slots, &mut batches, value);
+            let waits = sim.own_calls_of("cuStreamWaitEvent");
             let view = batch.on::<u8>(&own).unwrap();
             for (stream, shared) in
                 [(&other, true), (&ctx.default_stream(), true), (&ctx.per_thread_stream(), false)]
@@ -246,11 +247,15 @@ fn a_view_is_read_on_each_stream_that_the_lease_is_on_and_on_no_other() {
                 stream.memcpy_dtod(&view, &mut copy).unwrap_err();
                 if shared {
                     batch.on::<u8>(stream).unwrap();
+                    assert_eq!(batch.on::<u32>(stream).unwrap().len(), BYTES / 4);
                     stream.memcpy_dtod(&view, &mut copy).unwrap();
                     copies.push((value, copy));
                 }
             }
             copies.push((value, own.clone_dtod(&view).unwrap()));
+            // With cudarc's event tracking, its copies wait too.
+            let waits = sim.own_calls_of("cuStreamWaitEvent") - waits;
+            assert!(tracking || sim.is_real() || waits == 3, "once a stream: {waits}");
         }
         for (value, copy) in copies {
             assert_eq!(copy.stream().clone_dtoh(&copy).unwrap(), [value; BYTES], "seed {seed}");
@@ -288,18 +293,24 @@ fn bytes_of(numbers: &[f32]) -> Vec<u8> {
 }
 
 #[test]
-fn into_owned_costs_one_copy_on_the_device_and_no_wait() {
+fn the_per_thread_stream_is_refused_but_for_a_copy_on_the_device_without_a_wait() {
     let (sim, ctx) = start(1, true);
     let stream = ctx.per_thread_stream(); // candle's
     let (mut slots, mut batches) = uploader(&ctx, false);
-    let batch = upload(&mut slots, &mut batches, 7);
-    let (owned, made) = made(|name| sim.calls_of(name), || batch.into_owned::<f32>(&stream).unwrap());
-    println!("into_owned: {made:?}");
-    if !sim.is_real() {
-        assert!(made.contains(&("cuMemcpyDtoDAsync_v2", 1)), "{made:?}");
-        assert!(!made.iter().any(|(name, _)| name.contains("Synchronize")), "{made:?}");
+    for value in 1..20 {
+        let batch = upload(&mut slots, &mut batches, value);
+        assert_eq!(batch.on::<u8>(&stream).unwrap_err(), Error::PerThreadStream);
+        // SAFETY: the call is refused.
+        assert_eq!(unsafe { batch.on_raw(stream.cu_stream()) }, Err(Error::PerThreadStream));
+        let (owned, made) = made(|name| sim.calls_of(name), || batch.into_owned::<f32>(&stream).unwrap());
+        if !sim.is_real() {
+            assert!(made.contains(&("cuMemcpyDtoDAsync_v2", 1)), "{made:?}");
+            assert!(!made.iter().any(|(name, _)| name.contains("Synchronize")), "{made:?}");
+        }
+        assert_eq!(stream.clone_dtoh(&owned).unwrap(), [f32::from_ne_bytes([value; 4]); BYTES / 4]);
     }
-    assert_eq!(stream.clone_dtoh(&owned).unwrap(), [f32::from_ne_bytes([7; 4]); BYTES / 4]);
+    let message = Error::PerThreadStream.to_string();
+    assert!(message.contains("`into_owned`") && message.contains("`new_stream`"), "{message}");
 }
 
 /// Whoever is the last owner of a context, cudarc makes it current in its drop, and then destroys it.
