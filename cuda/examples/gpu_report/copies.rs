@@ -1,4 +1,5 @@
-//! Copies of one size: plain ones from three kinds of memory, and the same bytes through an uploader.
+//! Copies: of one size, plain ones and through an uploader; by depth, beside a program of cudarc's alone; and how long a
+//! small one takes.
 
 use std::error::Error;
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
@@ -9,8 +10,10 @@ use twinbuf_cuda::cudarc::driver::{
 };
 use twinbuf_cuda::{Copied, Uploader};
 
-use super::measure::{Source, fill, median, quantiles, rates, receive, rounds, seconds, write_combined};
-use super::{Extent, Result};
+use super::measure::{
+    Source, beside_uploads, fill, median, quantiles, rates, receive, rounds, seconds, upload, write_combined,
+};
+use super::{Extent, Line, Result, entry};
 
 /// One size: plain copies from three kinds of memory, and the same bytes through an uploader.
 pub(crate) fn copies(ctx: &Arc<CudaContext>, extent: &Extent, size: usize) -> Result<Value> {
@@ -124,4 +127,128 @@ pub(crate) fn uploads(
     figures["plain"] = rates(size * count, plains);
     figures["uploader"] = rates(size * count, rings);
     Ok(figures)
+}
+
+/// As many slots on either side.
+const DEPTHS: [usize; 4] = [1, 2, 4, 8];
+
+/// The same bytes, alternately by hand and through uploaders.
+pub(crate) fn depths(ctx: &Arc<CudaContext>, extent: &Extent, size: usize) -> Result<Value> {
+    let count = extent.count(size);
+    let mut ways: Vec<Box<dyn FnMut() -> Result<()>>> = Vec::new();
+    for streams in [1, 2] {
+        let mut by_hand = ByHand::new(ctx, size, streams)?;
+        ways.push(Box::new(move || by_hand.copy(count)));
+    }
+    for depth in DEPTHS {
+        let mut sides = Uploader::new(ctx, size).host_depth(depth).device_depth(depth).build()?;
+        ways.push(Box::new(move || upload(&mut sides, size, count)));
+    }
+    let mut times = vec![Vec::new(); ways.len()];
+    // The first round is not counted: first touches.
+    for round in 0..=extent.rounds {
+        for (way, times) in ways.iter_mut().zip(&mut times) {
+            let took = seconds(way)?;
+            times.extend((round > 0).then_some(took));
+        }
+    }
+    let mut times = times.into_iter();
+    let (one, two) = (times.next().unwrap_or_default(), times.next().unwrap_or_default());
+    let by_depth: Vec<Value> = DEPTHS
+        .into_iter()
+        .zip(times)
+        .map(|(depth, times)| {
+            let ratio = median(one.iter().zip(&times).map(|(hand, ring)| hand / ring).collect());
+            json!({ "depth": depth, "uploader": rates(size * count, times), "over_one_stream": ratio })
+        })
+        .collect();
+    Ok(json!({
+        "cudarc_one_stream": rates(size * count, one),
+        "cudarc_two_streams": rates(size * count, two),
+        "depths": by_depth,
+    }))
+}
+
+/// Double buffering by hand with cudarc's safe calls: two page-locked buffers, on one stream or two.
+struct ByHand {
+    streams: Vec<Arc<twinbuf_cuda::cudarc::driver::CudaStream>>,
+    sources: Vec<twinbuf_cuda::cudarc::driver::PinnedHostSlice<u8>>,
+    targets: Vec<twinbuf_cuda::cudarc::driver::CudaSlice<u8>>,
+}
+
+impl ByHand {
+    fn new(ctx: &Arc<CudaContext>, size: usize, streams: usize) -> Result<Self> {
+        let streams = (0..streams).map(|_| ctx.new_stream()).collect::<std::result::Result<Vec<_>, _>>()?;
+        let (mut sources, mut targets) = (Vec::new(), Vec::new());
+        for i in 0..2 {
+            // SAFETY: set below.
+            let mut source = unsafe { ctx.alloc_pinned::<u8>(size) }?;
+            source.as_mut_slice()?.fill(1);
+            sources.push(source);
+            targets.push(streams[i % streams.len()].alloc_zeros::<u8>(size)?);
+        }
+        Ok(Self { streams, sources, targets })
+    }
+
+    fn copy(&mut self, count: usize) -> Result<()> {
+        for i in 0..count {
+            let source = &mut self.sources[i % 2];
+            // Waits until its last copy is done: now it could be filled.
+            source.as_mut_slice()?;
+            self.streams[i % self.streams.len()].memcpy_htod(source, &mut self.targets[i % 2])?;
+        }
+        for stream in &self.streams {
+            stream.synchronize()?;
+        }
+        Ok(())
+    }
+}
+
+/// The bytes of a small copy.
+const SMALL: usize = 4096;
+
+pub(crate) fn latency(ctx: &Arc<CudaContext>, extent: &Extent, line: Line<'_>) {
+    line(entry("beside", "nothing", small(ctx, extent)));
+    line(entry("beside", "an idle uploader", beside_idle(ctx, extent)));
+    line(entry("beside", "a busy uploader", beside_busy(ctx, extent)));
+    line(small_upload(ctx, extent));
+}
+
+/// The number of copies, one after another.
+fn small_copies(extent: &Extent) -> usize {
+    100 * extent.rounds
+}
+
+fn small(ctx: &Arc<CudaContext>, extent: &Extent) -> Result<Value> {
+    let stream = ctx.new_stream()?;
+    let source = Source::pinned(SMALL, 0)?;
+    let mut target = stream.alloc_zeros::<u8>(SMALL)?;
+    let times = rounds(small_copies(extent), || fill(&mut target, &source, &stream, 1))?;
+    Ok(json!({ "plain_4k": median(times) }))
+}
+
+fn beside_idle(ctx: &Arc<CudaContext>, extent: &Extent) -> Result<Value> {
+    let sides = Uploader::new(ctx, extent.at_most(64 << 20)?).build::<()>()?;
+    let figures = small(ctx, extent);
+    drop(sides);
+    figures
+}
+
+fn beside_busy(ctx: &Arc<CudaContext>, extent: &Extent) -> Result<Value> {
+    let size = extent.at_most(64 << 20)?;
+    beside_uploads(Uploader::new(ctx, size).build()?, size, || small(ctx, extent))
+}
+
+fn small_upload(ctx: &Arc<CudaContext>, extent: &Extent) -> Result<Value> {
+    let (mut slots, mut batches) = Uploader::new(ctx, SMALL).build::<()>()?;
+    let mut times = Vec::new();
+    for round in 0..=small_copies(extent) {
+        let slot = slots.acquire()?;
+        let took = seconds(|| {
+            slot.commit(SMALL, ())?;
+            receive(&mut batches, 1)
+        })?;
+        times.extend((round > 0).then_some(took));
+    }
+    Ok(json!({ "uploader_4k": median(times) }))
 }

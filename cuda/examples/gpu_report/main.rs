@@ -18,17 +18,11 @@ use serde_json::{Value, json};
 use twinbuf_cuda::context;
 use twinbuf_cuda::cudarc::driver::{CudaContext, sys};
 
-mod calls;
-mod captures;
 mod copies;
-mod cpu;
-mod depths;
+mod costs;
 #[path = "../../kernels/mod.rs"]
 mod kernels;
-mod latency;
 mod measure;
-mod pinning;
-mod pipeline;
 mod promises;
 mod stager;
 mod unknowns;
@@ -36,10 +30,9 @@ mod work;
 
 #[allow(unused_imports, reason = "by the report's test")]
 pub(crate) use copies::uploads;
-pub(crate) use pipeline::pipeline;
 #[allow(unused_imports, reason = "by the report's test")]
 pub(crate) use promises::Run;
-pub(crate) use work::Work;
+pub(crate) use work::{Work, pipeline};
 
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
@@ -101,7 +94,7 @@ type Section = fn(&Arc<CudaContext>, &Extent, Line<'_>);
 /// The sections, in the order of a whole run.
 pub(crate) const SECTIONS: [(&str, Section); 13] = [
     ("machine", |ctx, _, line| line(machine(ctx))),
-    ("captures", |ctx, _, line| captures::captures(ctx, line)),
+    ("captures", |ctx, _, line| unknowns::captures(ctx, line)),
     ("copies", |ctx, extent, line| {
         let free = ctx.mem_get_info().map_or(0, |(free, _)| free);
         for &size in &extent.sizes {
@@ -123,17 +116,17 @@ pub(crate) const SECTIONS: [(&str, Section); 13] = [
         }
     }),
     ("stager", |ctx, extent, line| line(stager::stager(ctx, extent))),
-    ("latency", latency::latency),
-    ("cpu", |ctx, extent, line| line(cpu::cpu(ctx, extent))),
-    ("calls", |ctx, extent, line| line(calls::calls(ctx, extent))),
+    ("latency", copies::latency),
+    ("cpu", |ctx, extent, line| line(costs::cpu(ctx, extent))),
+    ("calls", |ctx, extent, line| line(costs::calls(ctx, extent))),
     ("overlap", |ctx, extent, line| line(work::overlap(ctx, extent))),
     ("neighbour", |ctx, extent, line| line(work::neighbour(ctx, extent))),
     ("depths", |ctx, extent, line| {
         for &size in &extent.depth_sizes {
-            line(entry("bytes", size, depths::depths(ctx, extent, size)));
+            line(entry("bytes", size, copies::depths(ctx, extent, size)));
         }
     }),
-    ("pinning", pinning::pinning),
+    ("pinning", costs::pinning),
     ("unknowns", |ctx, _, line| unknowns::unknowns(ctx, line)),
 ];
 

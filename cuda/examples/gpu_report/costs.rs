@@ -1,14 +1,15 @@
-//! The cost of a batch for the host: driver calls and time.
+//! What an uploader costs the host: calls and time a batch, the copy thread's processor, and page-locking.
 
 use std::ffi::{CString, c_char};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 use twinbuf_cuda::cudarc::driver::{CudaContext, sys};
 use twinbuf_cuda::{DeviceBatches, HostSlots, Uploader};
 
-use super::measure::{median, seconds};
-use super::{Extent, Result};
+use super::measure::{Source, median, seconds, upload};
+use super::{Extent, Line, Result, entry};
 
 /// The calls that a batch consists of.
 const NAMES: [&str; 7] = [
@@ -71,4 +72,62 @@ pub(crate) fn calls(ctx: &Arc<CudaContext>, extent: &Extent) -> Result<Value> {
         "by_name": by_name,
         "host_seconds": median(times) / depth as f64,
     }))
+}
+
+/// The copy thread's time on a processor so far.
+fn on_cpu() -> Result<Duration> {
+    for task in std::fs::read_dir("/proc/self/task")? {
+        let task = task?.path();
+        if std::fs::read_to_string(task.join("comm"))?.trim_end() == "twinbuf-copy" {
+            let times = std::fs::read_to_string(task.join("schedstat"))?;
+            let nanoseconds = times.split(' ').next().ok_or("an empty schedstat")?;
+            return Ok(Duration::from_nanos(nanoseconds.parse()?));
+        }
+    }
+    Err("no thread named twinbuf-copy".into())
+}
+
+pub(crate) fn cpu(ctx: &Arc<CudaContext>, extent: &Extent) -> Result<Value> {
+    let size = extent.at_most(64 << 20)?;
+    let mut sides = Uploader::new(ctx, size).build()?;
+    upload(&mut sides, size, 2)?; // not counted: first touches
+    let (began, before) = (Instant::now(), on_cpu()?);
+    let count = extent.rounds * extent.count(size);
+    upload(&mut sides, size, count)?;
+    let (wall, cpu) = (began.elapsed().as_secs_f64(), (on_cpu()? - before).as_secs_f64());
+    let before = on_cpu()?;
+    std::thread::sleep(extent.epoch / 5);
+    let idle = (on_cpu()? - before).as_secs_f64();
+    Ok(json!({
+        "batch_bytes": size,
+        "batches": count,
+        "cpu_share": cpu / wall,
+        "cpu_seconds_a_batch": cpu / count as f64,
+        "cpu_share_idle": idle / (extent.epoch / 5).as_secs_f64(),
+    }))
+}
+
+pub(crate) fn pinning(ctx: &Arc<CudaContext>, extent: &Extent, line: Line<'_>) {
+    for &size in extent.sizes.iter().filter(|&&size| size >= 1 << 20) {
+        line(entry("bytes", size, allocated(ctx, size)));
+    }
+}
+
+/// One allocation that is touched, and one uploader with two host slots and one device slot.
+fn allocated(ctx: &Arc<CudaContext>, size: usize) -> Result<Value> {
+    let mut source = None;
+    let pinned = seconds(|| {
+        source = Some(Source::pinned(size, 0)?);
+        Ok(())
+    })?;
+    let freed = seconds(|| {
+        source = None;
+        Ok(())
+    })?;
+    let mut sides = None;
+    let built = seconds(|| {
+        sides = Some(Uploader::new(ctx, size).device_depth(1).build::<()>()?);
+        Ok(())
+    })?;
+    Ok(json!({ "page_locked": pinned, "freed": freed, "built_with_two_host_slots": built }))
 }
