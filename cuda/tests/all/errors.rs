@@ -34,18 +34,18 @@ fn fill(mut slots: HostSlots<u64>) -> Result<(), Error> {
     Ok(())
 }
 
-/// Receives one batch, uses it on two streams and copies it. `Ok(None)`: the end.
+/// Receives one batch, uses it on two streams and copies it. `false`: the end.
 fn take(
     batches: &mut DeviceBatches<u64>,
     streams: &[Arc<CudaStream>; 2],
     expected: u64,
-) -> Result<Option<()>, Error> {
+) -> Result<bool, Error> {
     let received = match batches.recv() {
         // The one that was dropped.
         Err(Error::Cancelled) if expected == 4 => batches.recv(),
         received => received,
     };
-    let Some(batch) = received? else { return Ok(None) };
+    let Some(batch) = received? else { return Ok(false) };
     let dropped = batch.seq() - expected;
     assert!(*batch.meta() == expected && dropped <= u64::from(expected >= 4), "out of order: {batch:?}");
     let _ = batch.copied()?;
@@ -55,7 +55,7 @@ fn take(
     if !batch.is_empty() {
         drop(batch.into_owned::<u8>(&streams[1])?);
     }
-    Ok(Some(()))
+    Ok(true)
 }
 
 /// The whole life of an uploader. Returns the receiver's error, or else the reader's.
@@ -67,9 +67,8 @@ fn upload(uploader: Uploader, streams: &[Arc<CudaStream>; 2], overlap: bool) -> 
         let mut received = 0;
         let taken = loop {
             match take(&mut batches, streams, received) {
-                Ok(Some(())) => received += 1,
-                Ok(None) => break Ok(received),
-                Err(error) => break Err(error),
+                Ok(true) => received += 1,
+                ended => break ended,
             }
         };
         if taken.is_err() {
@@ -82,7 +81,7 @@ fn upload(uploader: Uploader, streams: &[Arc<CudaStream>; 2], overlap: bool) -> 
         }
         drop(batches);
         let filled = reader.join().unwrap();
-        let received = taken?;
+        taken?;
         assert_eq!(received, BATCHES, "a short epoch");
         return filled;
     }

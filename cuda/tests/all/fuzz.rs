@@ -222,6 +222,11 @@ fn end_capture(ctx: &CudaContext, stream: sys::CUstream, captured: &mut bool) {
     }
 }
 
+/// Takes one out of these, chosen by a number modulo their count.
+fn take<T>(all: &mut Vec<T>, number: usize) -> Option<T> {
+    Some(all.swap_remove(number.checked_rem(all.len())?))
+}
+
 struct World {
     model: Model,
     sim: Control,
@@ -406,8 +411,7 @@ impl World {
     }
 
     fn own(&mut self, lease: usize, stream: usize) {
-        let Some(i) = lease.checked_rem(self.leases.len()) else { return };
-        let lease = self.leases.swap_remove(i);
+        let Some(lease) = take(&mut self.leases, lease) else { return };
         let seq = lease.seq() as usize;
         let owned = lease.into_owned::<u8>(&self.streams[stream]);
         let model = &mut self.model;
@@ -478,8 +482,7 @@ impl World {
         match call {
             Call::Fill(len, then) => self.fill(*len, *then),
             Call::Close(slot, len) => {
-                if let Some(i) = slot.checked_rem(self.open.len()) {
-                    let (slot, bytes) = self.open.swap_remove(i);
+                if let Some((slot, bytes)) = take(&mut self.open, *slot) {
                     self.close(slot, &bytes, *len);
                 }
             }
@@ -488,16 +491,12 @@ impl World {
             Call::Own(lease, stream) => self.own(*lease, *stream),
             Call::Ask(lease) => self.ask(*lease),
             Call::Release(lease) => {
-                if let Some(i) = lease.checked_rem(self.leases.len()) {
-                    let lease = self.leases.swap_remove(i);
+                if let Some(lease) = take(&mut self.leases, *lease) {
                     self.release(lease);
                 }
             }
             Call::Leak(lease) => {
-                if let Some(i) = lease.checked_rem(self.leases.len()) {
-                    std::mem::forget(self.leases.swap_remove(i));
-                    self.model.leaked = true;
-                }
+                self.model.leaked |= take(&mut self.leases, *lease).map(std::mem::forget).is_some();
             }
             Call::Begin(stream, mode) => self.begin(*stream, *mode),
             Call::End(stream) => self.end(*stream),
