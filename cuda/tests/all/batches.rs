@@ -1,6 +1,7 @@
 //! The two sides: order, metadata, waiting, errors, the end, the copy thread, memory.
 #![allow(clippy::cast_possible_truncation)] // of small counts
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, mpsc};
 use std::task::{Context, Poll, Waker};
 use std::thread;
@@ -187,41 +188,33 @@ fn a_waker_may_drop_the_last_side_on_the_copy_thread() {
     assert_eq!(copy_threads(), 0);
 }
 
+/// By hand, the panic also reaches the caller.
 #[test]
 fn a_panic_in_on_copied_ends_both_sides() {
-    let (_sim, ctx) = start(1, false);
-    let build = Uploader::new(&ctx, BYTES).on_copied(|copy| assert!(copy.seq < 2, "on purpose"));
-    let (mut slots, mut batches) = build.build::<u64>().unwrap();
-    let reader = thread::spawn(move || while commit(&mut slots, BYTES, 1).is_ok() {});
-    let error = loop {
-        if let Err(error) = batches.recv() {
-            break error;
-        }
-    };
-    assert_eq!(error, Error::Abandoned);
-    reader.join().unwrap();
-    drop(batches);
-    assert_eq!(copy_threads(), 0);
-}
-
-#[test]
-fn a_panic_in_on_copied_by_hand_ends_both_sides() {
-    let (_sim, ctx) = start(1, false);
-    let build = Uploader::new(&ctx, BYTES).on_copied(|copy| assert!(copy.seq < 2, "on purpose"));
-    let (mut slots, mut batches) = build.overlap(false).build::<u64>().unwrap();
-    let mut committed = 0;
-    let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-        loop {
-            commit(&mut slots, BYTES, 1).unwrap();
-            committed += 1;
-            drop(batches.recv().unwrap().unwrap());
-        }
-    }));
-    panicked.unwrap_err();
-    // At most as many batches late as there are slots; a copy that has ended sooner is told of sooner.
-    assert!((2..=4).contains(&committed), "{committed}");
-    assert_eq!(slots.acquire().unwrap_err(), Error::Closed);
-    assert_eq!(batches.recv().unwrap_err(), Error::Abandoned);
+    for overlap in [true, false] {
+        let (_sim, ctx) = start(1, false);
+        let build = Uploader::new(&ctx, BYTES).on_copied(|copy| assert!(copy.seq < 2, "on purpose"));
+        let (mut slots, mut batches) = build.overlap(overlap).build::<u64>().unwrap();
+        let mut committed = 0;
+        let ended = catch_unwind(AssertUnwindSafe(|| {
+            while commit(&mut slots, BYTES, 1).is_ok() {
+                committed += 1;
+                drop(batches.recv());
+            }
+        }));
+        assert_eq!(ended.is_ok(), overlap);
+        // At most as many batches late as there are slots; a copy that has ended sooner is told of sooner.
+        assert!(overlap || (2..=4).contains(&committed), "{committed}");
+        assert_eq!(slots.acquire().unwrap_err(), Error::Closed);
+        let error = loop {
+            if let Err(error) = batches.recv() {
+                break error;
+            }
+        };
+        assert_eq!(error, Error::Abandoned);
+        drop(batches);
+        assert_eq!(copy_threads(), 0);
+    }
 }
 
 /// The call that an uploader without a thread makes of the caller's code: it may use the uploader.
