@@ -3,7 +3,7 @@
 use std::io::{Error, ErrorKind};
 use std::os::unix::fs::symlink;
 use std::os::unix::process::ExitStatusExt;
-use std::path::Path;
+use std::path::{Path, absolute};
 use std::process::Command;
 use std::{env, fs, io, process};
 
@@ -111,9 +111,11 @@ pub fn run(folder: &Path, settings: &str, program: &mut Command) -> io::Result<O
             return Err(wrong(format!("fail={name}:{}:{}: no function of this driver", raw.nth, raw.code)));
         }
     }
+    // The program may run in another folder than this process.
+    let folder = absolute(folder)?;
     let report = folder.join("report");
     fs::write(&report, "")?;
-    let mut path = folder.as_os_str().to_owned();
+    let mut path = folder.into_os_string();
     if let Some(more) = env::var_os("LD_LIBRARY_PATH") {
         path.push(":");
         path.push(more);

@@ -317,6 +317,18 @@ fn the_command_takes_any_bytes_and_needs_no_standard_error() {
     assert_eq!(fs::read_dir(&workshop.0).unwrap().count(), 2); // the driver's names, and nothing of the run
 }
 
+/// The driver and the report are found from each folder that the program runs in, although `TMPDIR` names a folder from here.
+#[test]
+fn a_program_may_run_in_another_folder() {
+    let workshop = Workshop::new("folder");
+    let program = workshop.compile("double_buffer.c");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_cuda-sim"));
+    command.args(["run", "--", "sh", "-c", "cd / && exec \"$0\" host"]).arg(program);
+    let output = command.current_dir(&workshop.0).env("TMPDIR", ".").output().unwrap();
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(output.status.code() == Some(1) && said.contains("host write (write, the host)"), "{said}");
+}
+
 /// A program that starts meanwhile finds the old driver or the new one, never a part.
 #[test]
 fn a_driver_is_replaced_as_a_whole() {
