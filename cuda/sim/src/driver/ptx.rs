@@ -276,6 +276,12 @@ fn may_be_number(statement: &Statement, is_known: impl Fn(&[Operand]) -> bool) -
     }
 }
 
+/// Whether a result is a number that no address is: it is less than this one, which is far from any.
+fn is_small(Statement { operation, operands }: &Statement) -> bool {
+    let number = operands.last().and_then(|operand| operand.words.first()?.parse::<u16>().ok());
+    number.is_some() && ["and.", "rem."].iter().any(|kind| operation.starts_with(kind))
+}
+
 /// Follows the values of a routine's parameters through registers, memory and calls. Values of fewer than 64 bits are not
 /// followed through memory and parameters: they are no addresses.
 fn flow(routine: &Routine, routines: &BTreeMap<String, Routine>) -> Flow {
@@ -348,7 +354,11 @@ fn flow(routine: &Routine, routines: &BTreeMap<String, Routine>) -> Flow {
                     if operation.starts_with("cvta.to.") && new.len() == 1 {
                         converted.extend(new.iter().filter(|name| !others.contains(name)).cloned());
                     }
-                    if !new.is_empty() && may_be_number(statement, |operands| !sources(operands).is_empty()) {
+                    if !new.is_empty() && is_small(statement) {
+                        new = of(NUMBER);
+                    } else if !new.is_empty()
+                        && may_be_number(statement, |operands| !sources(operands).is_empty())
+                    {
                         new.insert(NUMBER.to_owned());
                     }
                     // The difference of two addresses is none. That of an address and a number is one.
@@ -542,6 +552,9 @@ mod tests {
             "{ .param .b64 param0; st.param.b64 [param0+0], %rd1; call.uni (retval0), get, (param0); }
              { .param .b64 param0; st.param.b64 [param0+0], %rd7; call.uni put, (param0); }",
             "setp.ne.s64 %p1, %rd2, 0; selp.b64 %rd5, %rd6, %rd7, %p1; st.global.u32 [%rd5], 1;",
+            // A small number that comes from an address, as an index into what is no parameter.
+            "shr.u64 %rd3, %rd2, 4; and.b64 %rd4, %rd3, 1023; mad.lo.s64 %rd5, %rd4, 8, %rd6; st.global.u32 [%rd5], %r1;",
+            "rem.u64 %rd4, %rd1, 61; add.s64 %rd5, %rd6, %rd4; st.global.u32 [%rd5], %r1;",
         ];
         let writes = [
             "st.global.u32 [%rd2], %r1;",
