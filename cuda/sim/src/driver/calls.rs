@@ -13,10 +13,10 @@ use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::sync::Arc;
 
 use self::bodies::{
-    copy, copy_any, download, elapsed, enqueue, function, is_managed, launch_function, load, set, settle,
+    copy, copy_any, download, elapsed, enqueue, free, function, is_managed, launch_function, load, set,
     upload,
 };
-use self::entry::{Needs, Out, Target, current, enter, stream, target, waitable};
+use self::entry::{Needs, Out, Target, enter, stream, target, waitable};
 use super::capture::exchange;
 use super::codes::{
     CAPTURE_IMPLICIT, CAPTURE_UNSUPPORTED, Code, INVALID_CONTEXT, INVALID_DEVICE, INVALID_HANDLE,
@@ -71,7 +71,7 @@ fn device(core: &Core, ordinal: c_int) -> Result<usize, Code> {
 }
 
 /// `cuCtxCreate`, without what its versions add.
-fn create_context(mut core: Core, created: &Out<usize>, ordinal: c_int) -> Result<(), Code> {
+fn create_context(mut core: Core, created: &Out<u64>, ordinal: c_int) -> Result<(), Code> {
     let device = device(&core, ordinal)?;
     created.set(core.create_context(device))
 }
@@ -202,7 +202,7 @@ calls! {
     };
 
     // Context.
-    fn cuDevicePrimaryCtxRetain(context: Out<usize>, ordinal: c_int) Driver |mut core| {
+    fn cuDevicePrimaryCtxRetain(context: Out<u64>, ordinal: c_int) Driver |mut core| {
         let device = device(&core, ordinal)?;
         context.set(core.context(device))?;
         core.retains[device] += 1;
@@ -215,26 +215,26 @@ calls! {
         core.live.contexts -= 1;
         Ok(())
     };
-    fn cuCtxCreate_v2(created: Out<usize>, _flags: c_uint, ordinal: c_int) Driver |core| {
+    fn cuCtxCreate_v2(created: Out<u64>, _flags: c_uint, ordinal: c_int) Driver |core| {
         create_context(core, &created, ordinal)
     };
     fn cuCtxCreate_v3(
-        created: Out<usize>, _affinity: *const c_void, _affinities: c_int, _flags: c_uint, ordinal: c_int
+        created: Out<u64>, _affinity: *const c_void, _affinities: c_int, _flags: c_uint, ordinal: c_int
     ) Driver |core| create_context(core, &created, ordinal);
     fn cuCtxCreate_v4(
-        created: Out<usize>, _parameters: *const c_void, _flags: c_uint, ordinal: c_int
+        created: Out<u64>, _parameters: *const c_void, _flags: c_uint, ordinal: c_int
     ) Driver |core| create_context(core, &created, ordinal);
-    fn cuCtxDestroy_v2(context: usize) Release |mut core| core.destroy_context(context);
-    fn cuCtxPushCurrent_v2(context: usize) Driver |core| core.push_current(context);
-    fn cuCtxPopCurrent_v2(popped: Out<usize>) Driver |core| {
+    fn cuCtxDestroy_v2(context: u64) Release |mut core| core.destroy_context(context);
+    fn cuCtxPushCurrent_v2(context: u64) Driver |core| core.push_current(context);
+    fn cuCtxPopCurrent_v2(popped: Out<u64>) Driver |core| {
         let context = core.current();
         core.set_current(0)?;
         // The pointer is null if the caller does not want the context.
         let _ = popped.set(context);
         if context == 0 { Err(INVALID_CONTEXT) } else { Ok(()) }
     };
-    fn cuCtxGetCurrent(context: Out<usize>) Driver |core| context.set(core.current());
-    fn cuCtxSetCurrent(context: usize) Driver |core| core.set_current(context);
+    fn cuCtxGetCurrent(context: Out<u64>) Driver |core| context.set(core.current());
+    fn cuCtxSetCurrent(context: u64) Driver |core| core.set_current(context);
     fn cuCtxGetDevice(found: Out<c_int>) Context |core| found.set(core.device().unwrap_or(0) as c_int);
     fn cuCtxSetFlags(_flags: c_uint) Context |_| Ok(());
     fn cuCtxGetStreamPriorityRange(least: Out<c_int>, greatest: Out<c_int>) Context |_| {
@@ -248,37 +248,33 @@ calls! {
     };
 
     // Streams.
-    fn cuStreamCreate(created: Out<usize>, flags: c_uint) Context |mut core| {
-        let stream = core.create_stream(flags)?;
-        created.set(stream as usize)
-    };
-    fn cuStreamCreateWithPriority(created: Out<usize>, flags: c_uint, _priority: c_int) Context |mut core| {
+    fn cuStreamCreate(created: Out<u64>, flags: c_uint) Context |mut core| created.set(core.create_stream(flags)?);
+    fn cuStreamCreateWithPriority(created: Out<u64>, flags: c_uint, _priority: c_int) Context |mut core| {
         // The priority has no effect here. As with the real driver, one outside the range is no error.
-        let stream = core.create_stream(flags)?;
-        created.set(stream as usize)
+        created.set(core.create_stream(flags)?)
     };
-    fn cuStreamDestroy_v2(handle: usize) Return |mut core| {
+    fn cuStreamDestroy_v2(handle: u64) Return |mut core| {
         core.destroy_stream(handle)?;
         super::machine::changed();
         Ok(())
     };
-    fn cuStreamSynchronize(handle: usize) Health |mut core| {
+    fn cuStreamSynchronize(handle: u64) Health |mut core| {
         let stream = waitable(&mut core, handle)?;
         let mark = core.record(stream);
         synchronize(core, &[mark])
     };
-    fn cuStreamQuery(handle: usize) Health |mut core| {
+    fn cuStreamQuery(handle: u64) Health |mut core| {
         let stream = waitable(&mut core, handle)?;
         if core.is_idle(stream) { Ok(()) } else { Err(NOT_READY) }
     };
-    fn cuStreamWaitEvent(handle: usize, event: usize, flags: c_uint) Context |mut core| {
+    fn cuStreamWaitEvent(handle: u64, event: u64, flags: c_uint) Context |mut core| {
         if flags > 1 {
             return Err(INVALID_VALUE);
         }
         let stream = stream(&mut core, handle)?;
         core.wait_event(stream, event)
     };
-    fn cuLaunchHostFunc(handle: usize, function: Option<HostFunction>, argument: *mut c_void) Context |core| {
+    fn cuLaunchHostFunc(handle: u64, function: Option<HostFunction>, argument: *mut c_void) Context |core| {
         let function = function.ok_or(INVALID_VALUE)?;
         let argument = argument as usize;
         enqueue(core, handle, false, move |core, stream| Ok(core.function(stream, function, argument)))
@@ -293,21 +289,20 @@ calls! {
         let wanted = unsafe { mode.0.read() };
         mode.set(exchange(core.run, wanted)?)
     };
-    fn cuStreamBeginCapture_v2(handle: usize, mode: c_uint) Context |mut core| {
+    fn cuStreamBeginCapture_v2(handle: u64, mode: c_uint) Context |mut core| {
         let stream = stream(&mut core, handle)?;
         if State::is_legacy(stream) {
             return Err(CAPTURE_UNSUPPORTED);
         }
         core.captures.begin(stream, mode)
     };
-    fn cuStreamEndCapture(handle: usize, graph: Out<usize>) Context |mut core| {
+    fn cuStreamEndCapture(handle: u64, graph: Out<u64>) Context |mut core| {
         let stream = stream(&mut core, handle)?;
         graph.set(0)?;
         let operations = core.captures.end(stream)?;
-        let ended = core.add_graph(Arc::new(operations));
-        graph.set(ended as usize)
+        graph.set(core.add_graph(Arc::new(operations)))
     };
-    fn cuStreamIsCapturing(handle: usize, status: Out<c_uint>) Context |mut core| {
+    fn cuStreamIsCapturing(handle: u64, status: Out<c_uint>) Context |mut core| {
         let stream = stream(&mut core, handle)?;
         // This query does not invalidate the capture.
         if core.implied(stream).is_empty() {
@@ -316,25 +311,23 @@ calls! {
             Err(CAPTURE_IMPLICIT)
         }
     };
-    fn cuGraphDestroy(graph: usize) Return |mut core| {
-        core.captures.graphs.remove(&(graph as u64)).map(drop).ok_or(INVALID_VALUE)
+    fn cuGraphDestroy(graph: u64) Return |mut core| {
+        core.captures.graphs.remove(&graph).map(drop).ok_or(INVALID_VALUE)
     };
     // Here, an executable graph is another graph with the same operations. They run one after the other.
-    fn cuGraphInstantiateWithFlags(made: Out<usize>, graph: usize, flags: u64) Context |mut core| {
+    fn cuGraphInstantiateWithFlags(made: Out<u64>, graph: u64, flags: u64) Context |mut core| {
         // The bits, from 1: AUTO_FREE_ON_LAUNCH, UPLOAD, DEVICE_LAUNCH (which excludes the first), USE_NODE_PRIORITY.
         if flags > 15 || flags & 5 == 5 {
             return Err(INVALID_VALUE);
         }
-        let operations = core.captures.graphs.get(&(graph as u64)).cloned().ok_or(INVALID_VALUE)?;
-        let executable = core.add_graph(operations);
-        made.set(executable as usize)
+        let operations = core.captures.graphs.get(&graph).cloned().ok_or(INVALID_VALUE)?;
+        made.set(core.add_graph(operations))
     };
-    fn cuGraphUpload(graph: usize, handle: usize) Context |mut core| {
+    fn cuGraphUpload(graph: u64, handle: u64) Context |mut core| {
         stream(&mut core, handle)?;
-        if core.captures.graphs.contains_key(&(graph as u64)) { Ok(()) } else { Err(INVALID_VALUE) }
+        if core.captures.graphs.contains_key(&graph) { Ok(()) } else { Err(INVALID_VALUE) }
     };
-    fn cuGraphLaunch(graph: usize, handle: usize) Context |mut core| {
-        let graph = graph as u64;
+    fn cuGraphLaunch(graph: u64, handle: u64) Context |mut core| {
         let operations = core.captures.graphs.get(&graph).cloned().ok_or(INVALID_VALUE)?;
         // A launch into a captured stream would make a graph inside a graph, which this driver lacks.
         let Target::Stream(stream) = target(&mut core, handle)? else { return Err(NOT_SUPPORTED) };
@@ -348,26 +341,25 @@ calls! {
         core.launched.insert(graph, mark);
         Ok(())
     };
-    fn cuGraphExecDestroy(graph: usize) Return |mut core| {
-        core.launched.remove(&(graph as u64));
-        core.captures.graphs.remove(&(graph as u64)).map(drop).ok_or(INVALID_VALUE)
+    fn cuGraphExecDestroy(graph: u64) Return |mut core| {
+        core.launched.remove(&graph);
+        core.captures.graphs.remove(&graph).map(drop).ok_or(INVALID_VALUE)
     };
 
     // Modules: PTX text.
-    fn cuModuleLoadData(module: Out<usize>, image: *const c_char) Context |core| load(core, &module, image);
+    fn cuModuleLoadData(module: Out<u64>, image: *const c_char) Context |core| load(core, &module, image);
     fn cuModuleLoadDataEx(
-        module: Out<usize>, image: *const c_char, _count: c_uint, _options: *const c_void, _values: *const c_void
+        module: Out<u64>, image: *const c_char, _count: c_uint, _options: *const c_void, _values: *const c_void
     ) Context |core| load(core, &module, image);
-    fn cuModuleGetFunction(found: Out<usize>, module: usize, name: *const c_char) Context |mut core| {
-        let function = function(&mut core, module, name)?;
-        found.set(function)
+    fn cuModuleGetFunction(found: Out<u64>, module: u64, name: *const c_char) Context |mut core| {
+        found.set(function(&mut core, module, name)?)
     };
-    fn cuModuleUnload(module: usize) Return |mut core| {
-        core.modules.remove(&(module as u64)).map(drop).ok_or(INVALID_HANDLE)
+    fn cuModuleUnload(module: u64) Return |mut core| {
+        core.modules.remove(&module).map(drop).ok_or(INVALID_HANDLE)
     };
     fn cuLaunchKernel(
-        function: usize, x: c_uint, y: c_uint, z: c_uint, threads_x: c_uint, threads_y: c_uint,
-        threads_z: c_uint, _shared: c_uint, handle: usize, parameters: *const *const c_void,
+        function: u64, x: c_uint, y: c_uint, z: c_uint, threads_x: c_uint, threads_y: c_uint,
+        threads_z: c_uint, _shared: c_uint, handle: u64, parameters: *const *const c_void,
         extra: *const *const c_void
     ) Context |core| {
         if [x, y, z, threads_x, threads_y, threads_z].contains(&0) {
@@ -377,16 +369,13 @@ calls! {
     };
 
     // Events.
-    fn cuEventCreate(created: Out<usize>, flags: c_uint) Context |mut core| {
-        let event = core.create_event(flags)?;
-        created.set(event as usize)
-    };
-    fn cuEventDestroy_v2(event: usize) Return |mut core| core.destroy_event(event);
-    fn cuEventRecord(event: usize, handle: usize) Context |mut core| {
+    fn cuEventCreate(created: Out<u64>, flags: c_uint) Context |mut core| created.set(core.create_event(flags)?);
+    fn cuEventDestroy_v2(event: u64) Return |mut core| core.destroy_event(event);
+    fn cuEventRecord(event: u64, handle: u64) Context |mut core| {
         let stream = stream(&mut core, handle)?;
         core.record_event(event, stream)
     };
-    fn cuEventQuery(event: usize) Health |mut core| {
+    fn cuEventQuery(event: u64) Health |mut core| {
         let Some(mark) = core.last_record(event)? else { return Ok(()) };
         match mark.passed.get() {
             None => Err(NOT_READY),
@@ -400,16 +389,16 @@ calls! {
             }
         }
     };
-    fn cuEventSynchronize(event: usize) Health |mut core| {
+    fn cuEventSynchronize(event: u64) Health |mut core| {
         let mark = core.last_record(event)?;
         core.count_spinning(event);
         synchronize(core, mark.as_slice())
     };
-    fn cuEventElapsedTime(milliseconds: Out<f32>, start: usize, end: usize) Health |mut core| {
-        elapsed(&mut core, &milliseconds, start, end)
+    fn cuEventElapsedTime(milliseconds: Out<f32>, start: u64, end: u64) Health |core| {
+        elapsed(core, &milliseconds, start, end)
     };
-    fn cuEventElapsedTime_v2(milliseconds: Out<f32>, start: usize, end: usize) Health |mut core| {
-        elapsed(&mut core, &milliseconds, start, end)
+    fn cuEventElapsedTime_v2(milliseconds: Out<f32>, start: u64, end: u64) Health |core| {
+        elapsed(core, &milliseconds, start, end)
     };
 
     // Memory.
@@ -419,32 +408,24 @@ calls! {
         total.set(usize::try_from(limit).unwrap_or(usize::MAX))
     };
     fn cuMemAlloc_v2(address: Out<u64>, bytes: usize) Context |mut core| {
-        let allocated = core.allocate_device(bytes, false)?;
-        address.set(allocated)
+        address.set(core.allocate(Space::Device, false, bytes, 0)?)
     };
     fn cuMemAllocManaged(address: Out<u64>, bytes: usize, flags: c_uint) Context |mut core| {
         // ATTACH_GLOBAL, ATTACH_HOST.
         if flags != 1 && flags != 2 {
             return Err(INVALID_VALUE);
         }
-        let allocated = core.allocate_device(bytes, true)?;
-        address.set(allocated)
+        address.set(core.allocate(Space::Device, true, bytes, 0)?)
     };
-    fn cuStreamAttachMemAsync(handle: usize, address: u64, _bytes: usize, flags: c_uint) Context |mut core| {
+    fn cuStreamAttachMemAsync(handle: u64, address: u64, _bytes: usize, flags: c_uint) Context |mut core| {
         // The program promises which stream uses the memory; that is not checked. With SINGLE (4), it cannot be a default
         // stream.
         stream(&mut core, handle)?;
         let known = core.mapping(address).is_some() && matches!(flags, 1 | 2 | 4) && !(flags == 4 && handle < 3);
         if known { Ok(()) } else { Err(INVALID_VALUE) }
     };
-    fn cuMemFree_v2(address: u64) Return |mut core| {
-        current(&core)?;
-        core.free_by_host(Space::Device, address)?;
-        // The real driver waits for the device too. A missing edge was reported above, by the check of the free.
-        settle(core).forget(address);
-        Ok(())
-    };
-    fn cuMemAllocAsync(address: Out<u64>, bytes: usize, handle: usize) Health |mut core| {
+    fn cuMemFree_v2(address: u64) Return |core| free(core, Space::Device, address);
+    fn cuMemAllocAsync(address: Out<u64>, bytes: usize, handle: u64) Health |mut core| {
         if !core.options.pools {
             return Err(NOT_SUPPORTED);
         }
@@ -457,12 +438,12 @@ calls! {
                 return address.set(captured);
             }
         };
-        let allocated = core.allocate_device(bytes, false)?;
+        let allocated = core.allocate(Space::Device, false, bytes, 0)?;
         let actor = core.step(stream);
         core.access((Space::Device, allocated, bytes), &actor, true, "allocation")?;
         address.set(allocated)
     };
-    fn cuMemFreeAsync(address: u64, handle: usize) Return |mut core| {
+    fn cuMemFreeAsync(address: u64, handle: u64) Return |mut core| {
         if !core.options.pools {
             return Err(NOT_SUPPORTED);
         }
@@ -483,60 +464,48 @@ calls! {
         base.set(found.0)?;
         bytes.set(found.1)
     };
-    fn cuMemHostAlloc(address: Out<usize>, bytes: usize, flags: c_uint) Context |mut core| {
+    fn cuMemHostAlloc(address: Out<u64>, bytes: usize, flags: c_uint) Context |mut core| {
         // PORTABLE, DEVICEMAP, WRITECOMBINED.
         if flags > 7 {
             return Err(INVALID_VALUE);
         }
-        let allocated = core.allocate_host(bytes, flags)?;
-        address.set(allocated as usize)
+        address.set(core.allocate(Space::Host, true, bytes, flags)?)
     };
-    fn cuMemAllocHost_v2(address: Out<usize>, bytes: usize) Context |mut core| {
-        let allocated = core.allocate_host(bytes, 0)?;
-        address.set(allocated as usize)
+    fn cuMemAllocHost_v2(address: Out<u64>, bytes: usize) Context |mut core| {
+        address.set(core.allocate(Space::Host, true, bytes, 0)?)
     };
-    fn cuMemHostGetFlags(flags: Out<c_uint>, address: usize) Context |mut core| {
-        let found = core.host_flags(address).ok_or(INVALID_VALUE)?;
-        flags.set(found)
+    fn cuMemHostGetFlags(flags: Out<c_uint>, address: u64) Context |mut core| {
+        flags.set(core.host_flags(address).ok_or(INVALID_VALUE)?)
     };
-    fn cuMemFreeHost(address: usize) Return |mut core| {
-        current(&core)?;
-        core.free_by_host(Space::Host, address as u64)?;
-        settle(core).forget(address as u64);
-        Ok(())
-    };
+    fn cuMemFreeHost(address: u64) Return |core| free(core, Space::Host, address);
 
     // Copies. Those without a stream use the legacy default stream.
-    fn cuMemcpyHtoD_v2(to: u64, from: *const c_void, bytes: usize) Context |core| {
-        upload(core, to, from, bytes, 0, true)
+    fn cuMemcpyHtoD_v2(to: u64, from: u64, bytes: usize) Context |core| upload(core, (to, from, bytes), 0, true);
+    fn cuMemcpyHtoDAsync_v2(to: u64, from: u64, bytes: usize, handle: u64) Context |core| {
+        upload(core, (to, from, bytes), handle, false)
     };
-    fn cuMemcpyHtoDAsync_v2(to: u64, from: *const c_void, bytes: usize, handle: usize) Context |core| {
-        upload(core, to, from, bytes, handle, false)
+    fn cuMemcpyDtoH_v2(to: u64, from: u64, bytes: usize) Context |core| download(core, (to, from, bytes), 0, true);
+    fn cuMemcpyDtoHAsync_v2(to: u64, from: u64, bytes: usize, handle: u64) Context |core| {
+        download(core, (to, from, bytes), handle, false)
     };
-    fn cuMemcpyDtoH_v2(to: *mut c_void, from: u64, bytes: usize) Context |core| {
-        download(core, to, from, bytes, 0, true)
+    fn cuMemcpyDtoD_v2(to: u64, from: u64, bytes: usize) Context |core| copy(core, (to, from, bytes), 0, false);
+    fn cuMemcpyDtoDAsync_v2(to: u64, from: u64, bytes: usize, handle: u64) Context |core| {
+        copy(core, (to, from, bytes), handle, false)
     };
-    fn cuMemcpyDtoHAsync_v2(to: *mut c_void, from: u64, bytes: usize, handle: usize) Context |core| {
-        download(core, to, from, bytes, handle, false)
-    };
-    fn cuMemcpyDtoD_v2(to: u64, from: u64, bytes: usize) Context |core| copy(core, to, from, bytes, 0, false);
-    fn cuMemcpyDtoDAsync_v2(to: u64, from: u64, bytes: usize, handle: usize) Context |core| {
-        copy(core, to, from, bytes, handle, false)
-    };
-    fn cuMemcpyPeerAsync(to: u64, _to_in: usize, from: u64, _from_in: usize, bytes: usize, handle: usize) Context |core| {
-        copy(core, to, from, bytes, handle, false)
+    fn cuMemcpyPeerAsync(to: u64, _to_in: u64, from: u64, _from_in: u64, bytes: usize, handle: u64) Context |core| {
+        copy(core, (to, from, bytes), handle, false)
     };
     fn cuMemcpy(to: u64, from: u64, bytes: usize) Context |core| copy_any(core, (to, from, bytes), 0, true);
-    fn cuMemcpyAsync(to: u64, from: u64, bytes: usize, handle: usize) Context |core| {
+    fn cuMemcpyAsync(to: u64, from: u64, bytes: usize, handle: u64) Context |core| {
         copy_any(core, (to, from, bytes), handle, false)
     };
     fn cuMemsetD8_v2(to: u64, value: u8, bytes: usize) Context |mut core| {
         // Waits only if the host sees the memory ("API synchronization behavior").
         let wait = is_managed(&mut core, to);
-        set(core, to, value, bytes, 0, wait)
+        set(core, (to, value, bytes), 0, wait)
     };
-    fn cuMemsetD8Async(to: u64, value: u8, bytes: usize, handle: usize) Context |core| {
-        set(core, to, value, bytes, handle, false)
+    fn cuMemsetD8Async(to: u64, value: u8, bytes: usize, handle: u64) Context |core| {
+        set(core, (to, value, bytes), handle, false)
     };
 }
 

@@ -160,7 +160,7 @@ unsafe extern "C" fn twinbuf_sim_kernel(
 ) -> u32 {
     let mut launched = 0;
     let fill = (write != 0).then_some(value);
-    let code = calls::launch(&mut launched, stream as usize, (address, bytes), fill, duration_us);
+    let code = calls::launch(&mut launched, stream as u64, (address, bytes), fill, duration_us);
     // SAFETY: the caller's promise.
     unsafe { id.write(launched) };
     code

@@ -82,11 +82,13 @@ pub(super) struct State {
     told: bool,
     pub(super) streams: BTreeMap<u64, Stream>,
     /// For each context, what its destroyed streams did that have ended.
-    ended: BTreeMap<usize, Clock>,
+    ended: BTreeMap<u64, Clock>,
     events: BTreeMap<u64, Event>,
-    pub(super) host: BTreeMap<u64, Allocation>,
-    pub(super) device: BTreeMap<u64, Allocation>,
-    /// The allocations, of `host` and `device`, that are not freed and have pages closed to the program.
+    /// All allocations of the run, by their addresses.
+    memory: BTreeMap<u64, Allocation>,
+    /// The number of those of the device.
+    on_device: usize,
+    /// The allocations that are not freed and have pages closed to the program.
     closed: BTreeSet<u64>,
     /// All allocations that are not freed and that the program sees.
     seen: BTreeSet<u64>,
@@ -162,7 +164,7 @@ static CHANGED: Condvar = Condvar::new();
 struct Own {
     run: u64,
     /// The contexts that it made current, with their devices. The last is the current one.
-    contexts: Vec<(usize, usize)>,
+    contexts: Vec<(u64, usize)>,
     /// Its default streams, one for each device.
     streams: [Option<u64>; 2],
     /// Its agent, if host threads are separate.
@@ -266,8 +268,7 @@ pub(super) fn start(options: Options) {
         let _ = worker.join();
     }
     let mut core = lock();
-    clear(&mut core.host);
-    clear(&mut core.device);
+    clear(&mut core.memory);
     *core = State {
         options,
         run: core.run,
@@ -279,8 +280,8 @@ pub(super) fn start(options: Options) {
     };
 }
 
-/// Waits until all queues are empty and the workers of destroyed streams have ended. Adds no edges.
-pub(super) fn drain() {
+/// `Control::drain`: waits until all queues are empty and the workers of destroyed streams have ended. Adds no edges.
+pub(super) extern "C" fn drain() {
     let mut core = lock();
     while core.streams.values().any(|stream| stream.destroyed || stream.busy || !stream.queue.is_empty()) {
         core = wait(core);
@@ -299,14 +300,14 @@ impl State {
     }
 
     /// The handle of a device's primary context. It differs in every run.
-    pub(super) fn context(&self, device: usize) -> usize {
-        0xC0_0000 + usize::try_from(self.run).unwrap_or(0) * 32 + device * 16
+    pub(super) fn context(&self, device: usize) -> u64 {
+        0xC0_0000 + self.run * 32 + device as u64 * 16
     }
 
     /// The device of a context that is alive.
-    fn alive(&self, context: usize) -> Option<usize> {
+    fn alive(&self, context: u64) -> Option<usize> {
         let primary = |&device: &usize| context == self.context(device) && self.retains[device] > 0;
-        self.created.get(&(context as u64)).copied().or_else(|| (0..2).find(primary))
+        self.created.get(&context).copied().or_else(|| (0..2).find(primary))
     }
 
     /// The device whose context is current on this thread.
@@ -315,7 +316,7 @@ impl State {
     }
 
     /// The context that is current on this thread, or 0.
-    pub(super) fn current(&self) -> usize {
+    pub(super) fn current(&self) -> u64 {
         self.own(|own| own.contexts.last().map_or(0, |(context, _)| *context))
     }
 
@@ -325,7 +326,7 @@ impl State {
     }
 
     /// Replaces the top of this thread's contexts; 0 removes it.
-    pub(super) fn set_current(&self, context: usize) -> Result<(), Code> {
+    pub(super) fn set_current(&self, context: u64) -> Result<(), Code> {
         let device = (context != 0).then(|| self.alive(context).ok_or(INVALID_CONTEXT)).transpose()?;
         self.own(|own| {
             own.contexts.pop();
@@ -334,25 +335,24 @@ impl State {
         Ok(())
     }
 
-    pub(super) fn push_current(&self, context: usize) -> Result<(), Code> {
+    pub(super) fn push_current(&self, context: u64) -> Result<(), Code> {
         let device = self.alive(context).ok_or(INVALID_CONTEXT)?;
         self.own(|own| own.contexts.push((context, device)));
         Ok(())
     }
 
     /// Creates a context of a device and makes it current on this thread. It shares the primary context's default streams.
-    pub(super) fn create_context(&mut self, device: usize) -> usize {
+    pub(super) fn create_context(&mut self, device: usize) -> u64 {
         let context = self.handle();
         self.created.insert(context, device);
         self.live.contexts += 1;
-        let context = usize::try_from(context).unwrap_or(0);
         let _ = self.push_current(context);
         context
     }
 
     /// Destroys a context that was created. Removes it from the top of this thread's contexts, if it is there.
-    pub(super) fn destroy_context(&mut self, context: usize) -> Result<(), Code> {
-        self.created.remove(&(context as u64)).ok_or(INVALID_CONTEXT)?;
+    pub(super) fn destroy_context(&mut self, context: u64) -> Result<(), Code> {
+        self.created.remove(&context).ok_or(INVALID_CONTEXT)?;
         self.live.contexts -= 1;
         if self.current() == context { self.set_current(0) } else { Ok(()) }
     }

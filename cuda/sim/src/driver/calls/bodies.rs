@@ -4,7 +4,7 @@ use std::ffi::{CStr, c_char, c_void};
 use std::ptr::null;
 use std::sync::Arc;
 
-use super::entry::{Needs, Out, Target, enter, stream, target, waitable};
+use super::entry::{Needs, Out, Target, current, enter, stream, target, waitable};
 use crate::driver::codes::{
     CAPTURE_UNSUPPORTED, Code, INVALID_HANDLE, INVALID_VALUE, NOT_FOUND, NOT_READY, NOT_SUPPORTED,
 };
@@ -17,7 +17,7 @@ use crate::driver::ptx;
 /// being captured, the operation goes into the graph instead, and is checked at each launch.
 pub(super) fn enqueue(
     mut core: Core,
-    handle: usize,
+    handle: u64,
     wait: bool,
     operation: impl Fn(&mut State, u64) -> Result<Work, Code> + Send + Sync + 'static,
 ) -> Result<(), Code> {
@@ -39,23 +39,14 @@ pub(super) fn enqueue(
 /// device may still be under way then ("API synchronization behavior" of the CUDA driver API).
 pub(super) fn upload(
     mut core: Core,
-    to: u64,
-    from: *const c_void,
-    bytes: usize,
-    handle: usize,
+    (to, from, bytes): (u64, u64, usize),
+    handle: u64,
     wait: bool,
 ) -> Result<(), Code> {
-    if bytes == 0 {
-        return Ok(());
+    if bytes == 0 || is_managed(&mut core, from) {
+        return copy(core, (to, from, bytes), handle, wait);
     }
-    if from.is_null() {
-        return Err(INVALID_VALUE);
-    }
-    let from = from as u64;
-    if is_managed(&mut core, from) {
-        return copy(core, to, from, bytes, handle, wait);
-    }
-    let pageable = core.pinned(from, bytes)?.is_none();
+    let pageable = is_pageable(&mut core, from, bytes)?;
     if wait && pageable {
         let stream = waitable(&mut core, handle)?;
         let mark = core.record(stream);
@@ -80,23 +71,14 @@ pub(super) fn upload(
 /// is captured.
 pub(super) fn download(
     mut core: Core,
-    to: *mut c_void,
-    from: u64,
-    bytes: usize,
-    handle: usize,
+    (to, from, bytes): (u64, u64, usize),
+    handle: u64,
     wait: bool,
 ) -> Result<(), Code> {
-    if bytes == 0 {
-        return Ok(());
+    if bytes == 0 || is_managed(&mut core, to) {
+        return copy(core, (to, from, bytes), handle, wait);
     }
-    if to.is_null() {
-        return Err(INVALID_VALUE);
-    }
-    let to = to as u64;
-    if is_managed(&mut core, to) {
-        return copy(core, to, from, bytes, handle, wait);
-    }
-    let pageable = core.pinned(to, bytes)?.is_none();
+    let pageable = is_pageable(&mut core, to, bytes)?;
     if pageable {
         // This call waits for the copy, which a capture may forbid.
         core.permit()?;
@@ -117,13 +99,16 @@ pub(super) fn is_managed(core: &mut State, address: u64) -> bool {
     core.device_allocation(address).is_some_and(|(base, ..)| core.mapping(base).is_some())
 }
 
-/// A copy on the device; if `wait` is set, waits for it.
+/// Whether a range of the host is not page-locked.
+fn is_pageable(core: &mut State, address: u64, bytes: usize) -> Result<bool, Code> {
+    if address == 0 { Err(INVALID_VALUE) } else { Ok(core.pinned(address, bytes)?.is_none()) }
+}
+
+/// A copy on the device; if `wait` is set, waits for it. One of no bytes does nothing.
 pub(super) fn copy(
     core: Core,
-    to: u64,
-    from: u64,
-    bytes: usize,
-    handle: usize,
+    (to, from, bytes): (u64, u64, usize),
+    handle: u64,
     wait: bool,
 ) -> Result<(), Code> {
     if bytes == 0 {
@@ -141,14 +126,14 @@ pub(super) fn copy(
 pub(super) fn copy_any(
     mut core: Core,
     (to, from, bytes): (u64, u64, usize),
-    handle: usize,
+    handle: u64,
     wait: bool,
 ) -> Result<(), Code> {
     let mut is_device = |address| core.device_allocation(address).is_some();
     match (is_device(to), is_device(from)) {
-        (true, true) => copy(core, to, from, bytes, handle, false),
-        (true, false) => upload(core, to, from as *const c_void, bytes, handle, wait),
-        (false, true) => download(core, to as *mut c_void, from, bytes, handle, wait),
+        (true, true) => copy(core, (to, from, bytes), handle, false),
+        (true, false) => upload(core, (to, from, bytes), handle, wait),
+        (false, true) => download(core, (to, from, bytes), handle, wait),
         (false, false) => Err(NOT_SUPPORTED),
     }
 }
@@ -156,10 +141,8 @@ pub(super) fn copy_any(
 /// Fills device memory; if `wait` is set, waits for it.
 pub(super) fn set(
     core: Core,
-    to: u64,
-    value: u8,
-    bytes: usize,
-    handle: usize,
+    (to, value, bytes): (u64, u8, usize),
+    handle: u64,
     wait: bool,
 ) -> Result<(), Code> {
     if bytes == 0 {
@@ -175,7 +158,7 @@ pub(super) fn set(
 /// Launches a simulated kernel that reads or fills a range. Counted as `cuLaunchKernel`.
 pub(in crate::driver) fn launch(
     launched: &mut u64,
-    handle: usize,
+    handle: u64,
     (at, bytes): (u64, usize),
     fill: Option<u8>,
     duration_us: u32,
@@ -198,20 +181,19 @@ pub(in crate::driver) fn launch(
     })
 }
 
-/// Waits until all enqueued work has run or failed. Adds no edges.
-pub(super) fn settle(mut core: Core) -> Core {
+/// Frees memory by the host. Waits until all enqueued work has run or failed, as the real driver does, without an edge: a missing
+/// one was reported by the check of the free.
+pub(super) fn free(mut core: Core, space: Space, address: u64) -> Result<(), Code> {
+    current(&core)?;
+    core.free_by_host(space, address)?;
     for mark in core.record_all() {
         core = wait_passed(core, &mark).0;
     }
-    core
+    core.forget(address);
+    Ok(())
 }
 
-pub(super) fn elapsed(
-    core: &mut Core,
-    milliseconds: &Out<f32>,
-    start: usize,
-    end: usize,
-) -> Result<(), Code> {
+pub(super) fn elapsed(mut core: Core, milliseconds: &Out<f32>, start: u64, end: u64) -> Result<(), Code> {
     let marks = [core.timed_record(start)?, core.timed_record(end)?];
     let passed = |mark: &Arc<Mark>| mark.passed.get().map(|(at, _)| *at).ok_or(NOT_READY);
     let (start, end) = (passed(&marks[0])?, passed(&marks[1])?);
@@ -223,7 +205,7 @@ pub(super) fn elapsed(
 }
 
 /// Loads a module: PTX text.
-pub(super) fn load(mut core: Core, module: &Out<usize>, image: *const c_char) -> Result<(), Code> {
+pub(super) fn load(mut core: Core, module: &Out<u64>, image: *const c_char) -> Result<(), Code> {
     if image.is_null() {
         return Err(INVALID_VALUE);
     }
@@ -231,12 +213,12 @@ pub(super) fn load(mut core: Core, module: &Out<usize>, image: *const c_char) ->
     let text = unsafe { CStr::from_ptr(image) }.to_string_lossy().into_owned();
     let loaded = core.handle();
     core.modules.insert(loaded, text);
-    module.set(loaded as usize)
+    module.set(loaded)
 }
 
 /// The function of this name in a module's text.
-pub(super) fn function(core: &mut Core, module: usize, name: *const c_char) -> Result<usize, Code> {
-    let text = core.modules.get(&(module as u64)).ok_or(INVALID_HANDLE)?;
+pub(super) fn function(core: &mut Core, module: u64, name: *const c_char) -> Result<u64, Code> {
+    let text = core.modules.get(&module).ok_or(INVALID_HANDLE)?;
     if name.is_null() {
         return Err(INVALID_VALUE);
     }
@@ -250,7 +232,7 @@ pub(super) fn function(core: &mut Core, module: usize, name: *const c_char) -> R
     };
     let found = core.handle();
     core.functions.insert(found, Function { entry, parameters: parameters.into() });
-    Ok(found as usize)
+    Ok(found)
 }
 
 /// The buffer that has all of a kernel's parameters, and its size, of the `extra` options of a launch.
@@ -274,13 +256,13 @@ fn buffer(extra: *const *const c_void) -> Result<(*const u8, usize), Code> {
 /// Launches a function of a module with its parameters: a pointer to each, or a buffer with all.
 pub(super) fn launch_function(
     core: Core,
-    function: usize,
-    handle: usize,
+    function: u64,
+    handle: u64,
     parameters: *const *const c_void,
     extra: *const *const c_void,
 ) -> Result<(), Code> {
     let Function { entry, parameters: declared } =
-        core.functions.get(&(function as u64)).cloned().ok_or(INVALID_HANDLE)?;
+        core.functions.get(&function).cloned().ok_or(INVALID_HANDLE)?;
     let in_buffer = match (parameters.is_null(), extra.is_null()) {
         (true, false) => Some(buffer(extra)?),
         (false, true) => None,

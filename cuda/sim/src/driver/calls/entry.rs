@@ -107,7 +107,7 @@ pub(super) fn current(core: &Core) -> Result<(), Code> {
 }
 
 /// The stream of a handle. A default stream requires a current context; a created stream has its own.
-pub(super) fn stream(core: &mut Core, handle: usize) -> Result<u64, Code> {
+pub(super) fn stream(core: &mut Core, handle: u64) -> Result<u64, Code> {
     if handle <= 2 {
         current(core)?;
     }
@@ -122,7 +122,7 @@ pub(super) enum Target {
 }
 
 /// The stream of a handle, to enqueue work in.
-pub(super) fn target(core: &mut Core, handle: usize) -> Result<Target, Code> {
+pub(super) fn target(core: &mut Core, handle: u64) -> Result<Target, Code> {
     let stream = stream(core, handle)?;
     match core.captures.of(stream) {
         Some(id) => Ok(Target::Capture(id, stream)),
@@ -131,7 +131,7 @@ pub(super) fn target(core: &mut Core, handle: usize) -> Result<Target, Code> {
 }
 
 /// The stream of a handle, to wait for or to query.
-pub(super) fn waitable(core: &mut Core, handle: usize) -> Result<u64, Code> {
+pub(super) fn waitable(core: &mut Core, handle: u64) -> Result<u64, Code> {
     let stream = stream(core, handle)?;
     if let Some(id) = core.captures.of(stream) {
         core.captures.invalidate(id);

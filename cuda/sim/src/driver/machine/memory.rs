@@ -10,6 +10,7 @@ use crate::driver::guard::{Mapping, Verdict, at_limit};
 use crate::driver::operand::Instruction;
 use crate::driver::stack::Stack;
 use crate::driver::violation::Violation;
+use crate::options::Options;
 use crate::sys;
 
 /// Violations kept until they are read. One broken edge may show in every batch.
@@ -18,6 +19,7 @@ const MOST_VIOLATIONS: usize = 16;
 /// One allocation. Its entry stays after the free, to recognize a later use. Addresses are not reused within a run.
 #[derive(Default)]
 pub(in crate::driver) struct Allocation {
+    space: Space,
     base: u64,
     bytes: usize,
     /// `CU_MEMHOSTALLOC_*` of host memory.
@@ -34,9 +36,10 @@ pub(in crate::driver) struct Allocation {
     history: History,
 }
 
-/// The two address spaces. Both are checked the same way.
-#[derive(Clone, Copy, PartialEq, Eq)]
+/// The host's page-locked memory, and the device's, of which managed memory is a part. Both are checked the same way.
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
 pub(in crate::driver) enum Space {
+    #[default]
     Host,
     Device,
 }
@@ -50,12 +53,10 @@ impl Space {
     }
 }
 
-/// Allocates memory that the program sees.
-fn seen(bytes: usize) -> Result<Mapping, Code> {
-    let mapping = Mapping::new(bytes as u64).ok_or(OUT_OF_MEMORY)?;
-    // SAFETY: just mapped, with at least this size.
-    unsafe { (mapping.device as *mut u8).write_bytes(0xA5, bytes) };
-    Ok(mapping)
+impl Allocation {
+    fn end(&self) -> u64 {
+        self.base + self.bytes as u64
+    }
 }
 
 /// Frees the memory of an earlier run. What the program sees and never freed may still be in use: it stays.
@@ -69,18 +70,11 @@ pub(super) fn clear(allocations: &mut BTreeMap<u64, Allocation>) {
 }
 
 impl State {
-    fn allocations(&mut self, space: Space) -> &mut BTreeMap<u64, Allocation> {
-        match space {
-            Space::Host => &mut self.host,
-            Space::Device => &mut self.device,
-        }
-    }
-
     /// The allocation that contains a whole range.
     fn holder(&mut self, space: Space, address: u64, bytes: usize) -> Option<&mut Allocation> {
-        let (_, allocation) = self.allocations(space).range_mut(..=address).next_back()?;
+        let (_, allocation) = self.memory.range_mut(..=address).next_back()?;
         let end = address.checked_add(bytes as u64)?;
-        (end <= allocation.base + allocation.bytes as u64).then_some(allocation)
+        (allocation.space == space && end <= allocation.end()).then_some(allocation)
     }
 
     /// Where the device sees this page-locked memory; `None` if the memory is pageable.
@@ -90,24 +84,17 @@ impl State {
     /// `INVALID_VALUE` if the range is page-locked in part, or has device memory in it.
     pub(in crate::driver) fn pinned(&mut self, address: u64, bytes: usize) -> Result<Option<u64>, Code> {
         let end = address.checked_add(bytes as u64).ok_or(INVALID_VALUE)?;
-        let before = self.host.range(..end).next_back();
-        let Some((_, last)) = before.filter(|(base, last)| *base + last.bytes as u64 > address) else {
-            // Managed memory counts as device memory, not as memory of the host.
-            let managed = self
-                .device
-                .range(..end)
-                .next_back()
-                .is_some_and(|(base, last)| *base + last.bytes as u64 > address);
-            return if managed { Err(INVALID_VALUE) } else { Ok(None) };
-        };
-        let inside = last.base <= address && end <= last.base + last.bytes as u64;
+        let (_, last) = self.memory.range(..end).next_back().unzip();
+        let Some(last) = last.filter(|last| last.end() > address) else { return Ok(None) };
+        // Managed memory counts as device memory, not as memory of the host.
+        let inside = last.space == Space::Host && last.base <= address && end <= last.end();
         let mapping = last.mapping.as_ref().filter(|_| inside).ok_or(INVALID_VALUE)?;
         Ok(Some(mapping.device + (address - last.base)))
     }
 
     /// The memory of an allocation that the program sees.
     pub(in crate::driver) fn mapping(&self, base: u64) -> Option<&Mapping> {
-        self.host.get(&base).or_else(|| self.device.get(&base))?.mapping.as_ref()
+        self.memory.get(&base)?.mapping.as_ref()
     }
 
     /// Closes and opens the pages of memory that the program sees: of one allocation, or of all that have closed ones after
@@ -120,8 +107,7 @@ impl State {
         let clocks: Vec<&Clock> = self.running.iter().map(|at| &*at.clock).chain([host]).collect();
         let bases: Vec<u64> = base.map_or_else(|| self.closed.iter().copied().collect(), |base| vec![base]);
         for base in bases {
-            let allocation = self.host.get_mut(&base).or_else(|| self.device.get_mut(&base));
-            let Some(allocation) = allocation else { continue };
+            let Some(allocation) = self.memory.get_mut(&base) else { continue };
             let Some(mapping) = &mut allocation.mapping else { continue };
             let all = || vec![(0, mapping.bytes, sys::PROT_NONE)];
             let closed = if allocation.freed {
@@ -149,16 +135,14 @@ impl State {
         let what = if write { "host write" } else { "host read" };
         let inside = |(base, allocation): (&u64, &Allocation)| {
             let bytes = allocation.mapping.as_ref()?.bytes;
-            (address - base < bytes).then_some((*base, allocation.freed))
+            (address - base < bytes).then_some(*base)
         };
-        let at = [Space::Host, Space::Device].into_iter().find_map(|space| {
-            let found = self.allocations(space).range(..=address).next_back().and_then(inside)?;
-            Some((space, found))
-        });
-        let Some((space, (base, freed))) = at else { return Verdict::Foreign };
+        let found = self.memory.range(..=address).next_back().and_then(inside);
+        let Some(base) = found else { return Verdict::Foreign };
         let (offset, actor) = (address - base, self.host_step());
-        let Some(allocation) = self.allocations(space).get_mut(&base) else { return Verdict::Foreign };
-        if freed {
+        let Some(allocation) = self.memory.get_mut(&base) else { return Verdict::Foreign };
+        let space = allocation.space;
+        if allocation.freed {
             if let Some(mapping) = &mut allocation.mapping {
                 mapping.close(Vec::new());
             }
@@ -291,55 +275,60 @@ impl State {
         let base = self.next_address;
         // 512 is the driver's alignment. A gap follows, so an access past the end is found; some allocations have none, as
         // with the driver: a copy across their border is refused.
-        let gap = if self.device.len() % 4 == 3 { 0 } else { 512 };
+        let gap = if self.on_device % 4 == 3 { 0 } else { 512 };
         self.next_address += (bytes as u64).max(1).next_multiple_of(512) + gap;
         base
     }
 
-    /// Device memory, or managed memory, which the program sees too.
-    pub(in crate::driver) fn allocate_device(&mut self, bytes: usize, managed: bool) -> Result<u64, Code> {
+    /// What is counted of a space: the allocations, their bytes, and the most bytes so far.
+    fn books(&mut self, space: Space) -> [&mut u64; 3] {
+        let live = &mut self.live;
+        match space {
+            Space::Host => [&mut live.host_allocations, &mut live.host_bytes, &mut live.peak_host_bytes],
+            Space::Device => {
+                [&mut live.device_allocations, &mut live.device_bytes, &mut live.peak_device_bytes]
+            }
+        }
+    }
+
+    /// Allocates memory. The program sees that of the host, and managed memory.
+    pub(in crate::driver) fn allocate(
+        &mut self,
+        space: Space,
+        seen: bool,
+        bytes: usize,
+        flags: u32,
+    ) -> Result<u64, Code> {
         if bytes == 0 {
             return Err(INVALID_VALUE);
         }
-        if self.live.device_bytes.saturating_add(bytes as u64) > self.options.device_bytes {
+        let Options { host_bytes, device_bytes, .. } = self.options;
+        let total = self.books(space)[1].saturating_add(bytes as u64);
+        if total > if space == Space::Host { host_bytes } else { device_bytes } {
             return Err(OUT_OF_MEMORY);
         }
-        let (base, data, mapping) = if managed {
-            let mapping = seen(bytes)?;
+        let (base, data, mapping) = if seen {
+            let mapping = Mapping::new(bytes as u64).ok_or(OUT_OF_MEMORY)?;
+            // SAFETY: just mapped, with at least this size.
+            unsafe { (mapping.device as *mut u8).write_bytes(0xA5, bytes) };
             self.seen.insert(mapping.program);
             (mapping.program, None, Some(mapping))
         } else {
             (self.reserve_device(bytes), Some(vec![0xCD; bytes]), None)
         };
-        self.device.insert(base, Allocation { base, bytes, data, mapping, ..Allocation::default() });
-        self.live.device_allocations += 1;
-        self.live.device_bytes += bytes as u64;
-        self.live.peak_device_bytes = self.live.peak_device_bytes.max(self.live.device_bytes);
+        let allocation = Allocation { space, base, bytes, flags, data, mapping, ..Allocation::default() };
+        self.memory.insert(base, allocation);
+        self.on_device += usize::from(space == Space::Device);
+        let [allocations, held, peak] = self.books(space);
+        *allocations += 1;
+        *held = total;
+        *peak = total.max(*peak);
         Ok(base)
     }
 
     /// The flags of the page-locked memory that contains this address.
-    pub(in crate::driver) fn host_flags(&mut self, address: usize) -> Option<u32> {
-        self.holder(Space::Host, address as u64, 1).map(|allocation| allocation.flags)
-    }
-
-    pub(in crate::driver) fn allocate_host(&mut self, bytes: usize, flags: u32) -> Result<u64, Code> {
-        if bytes == 0 {
-            return Err(INVALID_VALUE);
-        }
-        let total = self.live.host_bytes.saturating_add(bytes as u64);
-        if total > self.options.host_bytes {
-            return Err(OUT_OF_MEMORY);
-        }
-        let mapping = seen(bytes)?;
-        let base = mapping.program;
-        self.seen.insert(base);
-        let mapping = Some(mapping);
-        self.host.insert(base, Allocation { base, bytes, flags, mapping, ..Allocation::default() });
-        self.live.host_allocations += 1;
-        self.live.host_bytes = total;
-        self.live.peak_host_bytes = self.live.peak_host_bytes.max(total);
-        Ok(base)
+    pub(in crate::driver) fn host_flags(&mut self, address: u64) -> Option<u32> {
+        self.holder(Space::Host, address, 1).map(|allocation| allocation.flags)
     }
 
     /// Checks a free as a write of the whole allocation by `actor`, and counts it. The contents stay until
@@ -352,25 +341,19 @@ impl State {
         actor: &Actor,
         what: &'static str,
     ) -> Result<(), Code> {
-        let allocation = self.allocations(space).get(&base).filter(|allocation| !allocation.freed);
+        let held = |allocation: &&Allocation| allocation.space == space && !allocation.freed;
+        let allocation = self.memory.get(&base).filter(held);
         let bytes = allocation.ok_or(INVALID_VALUE)?.bytes;
         self.access((space, base, bytes), actor, true, what)?;
-        if let Some(allocation) = self.allocations(space).get_mut(&base) {
+        if let Some(allocation) = self.memory.get_mut(&base) {
             allocation.freed = true;
             allocation.history = History::default();
         }
         self.seen.remove(&base);
         self.guard(Some(base));
-        match space {
-            Space::Host => {
-                self.live.host_allocations -= 1;
-                self.live.host_bytes -= bytes as u64;
-            }
-            Space::Device => {
-                self.live.device_allocations -= 1;
-                self.live.device_bytes -= bytes as u64;
-            }
-        }
+        let [allocations, held, _] = self.books(space);
+        *allocations -= 1;
+        *held -= bytes as u64;
         Ok(())
     }
 
@@ -382,7 +365,7 @@ impl State {
 
     /// Drops a freed allocation's contents, unless a race was found.
     pub(in crate::driver) fn forget(&mut self, base: u64) {
-        let allocation = self.device.get_mut(&base).or_else(|| self.host.get_mut(&base));
+        let allocation = self.memory.get_mut(&base);
         if let Some(allocation) = allocation.filter(|allocation| allocation.freed && !allocation.raced) {
             allocation.data = None;
             allocation.mapping.iter_mut().for_each(Mapping::give_back);

@@ -22,12 +22,12 @@ pub(in crate::driver) struct Stream {
     default: bool,
     device: usize,
     /// A default stream belongs to all contexts of its device.
-    context: usize,
+    context: u64,
 }
 
 pub(super) struct Event {
     device: usize,
-    context: usize,
+    context: u64,
     last: Option<Arc<Mark>>,
     /// Set if the last record was captured; `last` is then `None`.
     captured: Option<Captured>,
@@ -63,11 +63,10 @@ impl State {
         Ok(self.add_stream(flags == 0, false))
     }
 
-    pub(in crate::driver) fn destroy_stream(&mut self, handle: usize) -> Result<(), Code> {
-        let stream =
-            self.streams.get_mut(&(handle as u64)).filter(|stream| !stream.destroyed && !stream.default);
+    pub(in crate::driver) fn destroy_stream(&mut self, handle: u64) -> Result<(), Code> {
+        let stream = self.streams.get_mut(&handle).filter(|stream| !stream.destroyed && !stream.default);
         stream.ok_or(INVALID_HANDLE)?.destroyed = true;
-        self.captures.destroy(handle as u64);
+        self.captures.destroy(handle);
         self.live.streams -= 1;
         Ok(())
     }
@@ -82,7 +81,7 @@ impl State {
 
     /// The stream behind a handle: a created stream, the legacy default stream (0, 1) or the thread's default stream
     /// (2).
-    pub(in crate::driver) fn stream(&mut self, handle: usize) -> Result<u64, Code> {
+    pub(in crate::driver) fn stream(&mut self, handle: u64) -> Result<u64, Code> {
         match handle {
             0 | 1 => {
                 let legacy = LEGACY[self.device().unwrap_or(0)];
@@ -100,8 +99,8 @@ impl State {
                 self.own(|own| own.streams[device] = Some(stream));
                 Ok(stream)
             }
-            handle => match self.streams.get(&(handle as u64)) {
-                Some(stream) if !stream.destroyed && !stream.default => Ok(handle as u64),
+            handle => match self.streams.get(&handle) {
+                Some(stream) if !stream.destroyed && !stream.default => Ok(handle),
                 _ => Err(INVALID_HANDLE),
             },
         }
@@ -248,20 +247,20 @@ impl State {
     }
 
     /// Counts a wait for an event without `BLOCKING_SYNC`: a real driver spins in it.
-    pub(in crate::driver) fn count_spinning(&mut self, handle: usize) {
-        if self.events.get(&(handle as u64)).is_some_and(|event| event.flags & 1 == 0) {
+    pub(in crate::driver) fn count_spinning(&mut self, handle: u64) {
+        if self.events.get(&handle).is_some_and(|event| event.flags & 1 == 0) {
             super::count(self, "cuEventSynchronize, spinning");
         }
     }
 
-    pub(in crate::driver) fn destroy_event(&mut self, handle: usize) -> Result<(), Code> {
-        self.events.remove(&(handle as u64)).ok_or(INVALID_HANDLE)?;
+    pub(in crate::driver) fn destroy_event(&mut self, handle: u64) -> Result<(), Code> {
+        self.events.remove(&handle).ok_or(INVALID_HANDLE)?;
         self.live.events -= 1;
         Ok(())
     }
 
-    pub(in crate::driver) fn record_event(&mut self, handle: usize, stream: u64) -> Result<(), Code> {
-        let Event { device, context, .. } = *self.events.get(&(handle as u64)).ok_or(INVALID_HANDLE)?;
+    pub(in crate::driver) fn record_event(&mut self, handle: u64, stream: u64) -> Result<(), Code> {
+        let Event { device, context, .. } = *self.events.get(&handle).ok_or(INVALID_HANDLE)?;
         // An event can be recorded only in its own context; streams of any context can wait for it.
         let stream_of = self.at(stream);
         let same = if stream_of.default { device == stream_of.device } else { context == stream_of.context };
@@ -275,14 +274,14 @@ impl State {
                 (Some(self.record(stream)), None)
             }
         };
-        let event = self.events.get_mut(&(handle as u64)).ok_or(INVALID_HANDLE)?;
+        let event = self.events.get_mut(&handle).ok_or(INVALID_HANDLE)?;
         (event.last, event.captured) = (last, captured);
         Ok(())
     }
 
     /// Makes a stream wait for an event's last record. Has no effect if the event was never recorded.
-    pub(in crate::driver) fn wait_event(&mut self, stream: u64, handle: usize) -> Result<(), Code> {
-        let event = self.events.get(&(handle as u64)).ok_or(INVALID_HANDLE)?;
+    pub(in crate::driver) fn wait_event(&mut self, stream: u64, handle: u64) -> Result<(), Code> {
+        let event = self.events.get(&handle).ok_or(INVALID_HANDLE)?;
         let (last, captured) = (event.last.clone(), event.captured.clone());
         if captured.is_some() && Self::is_legacy(stream) {
             // The legacy default stream cannot join the event's capture: this invalidates the capture.
@@ -309,8 +308,8 @@ impl State {
     }
 
     /// An event's last record, to query or to wait for.
-    pub(in crate::driver) fn last_record(&mut self, handle: usize) -> Result<Option<Arc<Mark>>, Code> {
-        let event = self.events.get(&(handle as u64)).ok_or(INVALID_HANDLE)?;
+    pub(in crate::driver) fn last_record(&mut self, handle: u64) -> Result<Option<Arc<Mark>>, Code> {
+        let event = self.events.get(&handle).ok_or(INVALID_HANDLE)?;
         let last = event.last.clone();
         self.captures.ask(event.captured.as_ref())?;
         self.permit()?;
@@ -324,9 +323,9 @@ impl State {
     }
 
     /// A timing event's last record.
-    pub(in crate::driver) fn timed_record(&mut self, handle: usize) -> Result<Arc<Mark>, Code> {
+    pub(in crate::driver) fn timed_record(&mut self, handle: u64) -> Result<Arc<Mark>, Code> {
         const DISABLE_TIMING: u32 = 2;
-        let event = self.events.get(&(handle as u64)).ok_or(INVALID_HANDLE)?;
+        let event = self.events.get(&handle).ok_or(INVALID_HANDLE)?;
         self.captures.ask(event.captured.as_ref())?;
         if event.flags & DISABLE_TIMING != 0 {
             return Err(INVALID_HANDLE);
