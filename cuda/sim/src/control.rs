@@ -1,15 +1,14 @@
 //! The Rust side: loads the driver, before cudarc looks for one, and calls its control functions.
 
-use std::ffi::{CString, c_char, c_void};
+use std::ffi::{CString, c_void};
 use std::fmt;
 use std::fs::File;
 use std::io::{self, Write};
-use std::mem::transmute;
 use std::os::fd::AsRawFd;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
-use crate::abi::{KINDS, Live, RawFailure, TARGET_API, TARGET_WORK};
-use crate::driver::is_error;
+use crate::abi::{KINDS, Live, TARGET_API, TARGET_WORK};
+use crate::driver::{Hooks, Texts, is_error};
 use crate::options::{Failure, Options};
 use crate::sys::{Library, memory_file};
 use crate::tool::library;
@@ -24,69 +23,37 @@ pub fn checksum_of(bytes: &[u8]) -> u64 {
     bytes.iter().fold(crate::FNV_START, |sum, byte| (sum ^ u64::from(*byte)).wrapping_mul(crate::FNV_PRIME))
 }
 
-macro_rules! symbols {
-    ($($name:ident: $signature:ty = $symbol:literal,)*) => {
-        struct Symbols {
-            library: Library,
-            /// Stays open: call stacks look up the names of functions in it.
-            _file: File,
-            $($name: $signature,)*
-        }
-
-        impl Symbols {
-            /// `None` if the library is not the driver.
-            fn of(library: Library, file: File) -> Option<Self> {
-                // SAFETY: `driver/hooks.rs` exports each symbol with this signature.
-                Some(Self { $($name: unsafe { transmute::<*mut c_void, $signature>(library.find($symbol)?) },)* library, _file: file })
-            }
-        }
-    };
-}
-
-symbols! {
-    start: unsafe extern "C" fn(*const Options) = c"twinbuf_sim_start",
-    inject: unsafe extern "C" fn(*const c_char, *const RawFailure) = c"twinbuf_sim_inject",
-    injected: unsafe extern "C" fn(*mut u8, usize) -> usize = c"twinbuf_sim_injected",
-    lose_context: unsafe extern "C" fn(u32) = c"twinbuf_sim_lose_context",
-    calls: unsafe extern "C" fn(*const c_char) -> u64 = c"twinbuf_sim_calls",
-    own_calls: unsafe extern "C" fn(*const c_char) -> u64 = c"twinbuf_sim_own_calls",
-    violations: unsafe extern "C" fn(*mut u8, usize) -> usize = c"twinbuf_sim_violations",
-    live: unsafe extern "C" fn(*mut Live) = c"twinbuf_sim_live",
-    release: unsafe extern "C" fn(u64) = c"twinbuf_sim_release",
-    acquire: unsafe extern "C" fn(u64) = c"twinbuf_sim_acquire",
-    kernel: unsafe extern "C" fn(*mut c_void, u64, usize, u32, u8, u32, *mut u64) -> u32 = c"twinbuf_sim_kernel",
-    checksum: unsafe extern "C" fn(u64, *mut u64) -> u32 = c"twinbuf_sim_checksum",
-    peek: unsafe extern "C" fn(u64, *mut u8, usize) -> u32 = c"twinbuf_sim_peek",
-    allow: unsafe extern "C" fn(u64) = c"twinbuf_sim_allow",
-    wait_held: unsafe extern "C" fn() = c"twinbuf_sim_wait_held",
-    drain: unsafe extern "C" fn() = c"twinbuf_sim_drain",
+/// The loaded driver.
+struct Driver {
+    library: Library,
+    hooks: &'static Hooks,
+    /// Stays open: call stacks look up the names of functions in it.
+    _file: File,
 }
 
 /// The environment variable that selects the driver. `real` selects the machine's driver. Any other value, or none,
 /// selects the simulated one.
 pub const DRIVER_VARIABLE: &str = "TWINBUF_CUDA_DRIVER";
 
-/// The driver's functions; `None` with the real one.
-fn symbols() -> Option<&'static Symbols> {
-    static SYMBOLS: OnceLock<Option<Symbols>> = OnceLock::new();
-    SYMBOLS
-        .get_or_init(|| {
-            if std::env::var_os(DRIVER_VARIABLE).is_some_and(|driver| driver == "real") {
-                return None;
-            }
-            Some(load().unwrap_or_else(|error| panic!("the software driver: {error}")))
-        })
-        .as_ref()
+/// The software driver; `None` with the real one.
+fn driver() -> Option<&'static Driver> {
+    static DRIVER: OnceLock<Option<Driver>> = OnceLock::new();
+    let real = || std::env::var_os(DRIVER_VARIABLE).is_some_and(|driver| driver == "real");
+    let load = || load().unwrap_or_else(|error| panic!("the software driver: {error}"));
+    DRIVER.get_or_init(|| (!real()).then(load)).as_ref()
 }
 
 /// Loads the driver from a file in memory: its SONAME is enough to be found.
-fn load() -> io::Result<Symbols> {
+fn load() -> io::Result<Driver> {
     let mut file = memory_file(c"libcuda.so")?;
     file.write_all(library()?)?;
     let path = CString::new(format!("/proc/self/fd/{}", file.as_raw_fd()))?;
     // SAFETY: the driver runs no code when it is loaded.
     let library = unsafe { Library::open(&path) }?;
-    Symbols::of(library, file).ok_or_else(|| io::Error::other("not a driver of this package"))
+    let hooks = library.find(c"twinbuf_sim_hooks");
+    let hooks = hooks.ok_or_else(|| io::Error::other("not a driver of this package"))?;
+    // SAFETY: `driver/hooks.rs` exports this, and the library is never closed.
+    Ok(Driver { library, hooks: unsafe { &*hooks.cast::<Hooks>() }, _file: file })
 }
 
 /// The control calls. Launching a [`Kernel`] counts as a call of `cuLaunchKernel` and is checked like one. The others
@@ -95,7 +62,7 @@ fn load() -> io::Result<Symbols> {
 /// With the real driver ([`Control::is_real`]) they do nothing, and launching a [`Kernel`] returns `Ok(None)`.
 #[derive(Clone, Copy)]
 pub struct Control {
-    symbols: Option<&'static Symbols>,
+    driver: Option<&'static Driver>,
 }
 
 impl fmt::Debug for Control {
@@ -112,13 +79,18 @@ impl Control {
     /// If the driver cannot be loaded, or was not built for this system.
     #[must_use]
     pub fn get() -> Self {
-        Self { symbols: symbols() }
+        Self { driver: driver() }
     }
 
     /// Whether the machine's driver is used ([`DRIVER_VARIABLE`] is `real`).
     #[must_use]
     pub fn is_real(self) -> bool {
-        self.symbols.is_none()
+        self.driver.is_none()
+    }
+
+    /// Calls the software driver. With the real one, the result is the default value.
+    fn with<T: Default>(self, call: impl FnOnce(&Hooks) -> T) -> T {
+        self.driver.map_or_else(T::default, |driver| call(driver.hooks))
     }
 
     /// Adds an error to inject.
@@ -129,23 +101,23 @@ impl Control {
     pub fn inject(self, failure: Failure) {
         let cannot_fail = failure.cannot_fail();
         let Failure { raw, name } = failure;
-        if let Some(sim) = self.symbols {
+        if let Some(driver) = self.driver {
             let symbol = CString::new(name.as_str()).unwrap_or_default();
             let exists = match raw.target {
-                TARGET_API => !cannot_fail && sim.library.find(&symbol).is_some(),
+                TARGET_API => !cannot_fail && driver.library.find(&symbol).is_some(),
                 TARGET_WORK => KINDS.contains(&name.as_str()),
                 _ => true,
             };
             assert!(exists, "the driver has no {name:?} that could fail");
-            // SAFETY: both pointers are valid for the call.
-            unsafe { (sim.inject)(symbol.as_ptr(), &raw const raw) };
+            // SAFETY: the pointer is valid for the call.
+            unsafe { (driver.hooks.inject)(symbol.as_ptr(), &raw) };
         }
     }
 
     /// The calls and operations that [`Control::inject`] has made fail, in order: names of calls, kinds of operations.
     #[must_use]
     pub fn injected(self) -> Vec<String> {
-        self.symbols.map_or_else(Vec::new, |sim| texts(sim.injected))
+        self.with(|hooks| texts(hooks.injected))
     }
 
     /// Loses all contexts immediately: queued operations are dropped, and later calls on streams, events, memory,
@@ -156,17 +128,14 @@ impl Control {
     /// If `code` is not one of the errors in `driver/codes.rs`.
     pub fn lose_context(self, code: u32) {
         assert!(is_error(code), "{code} is not an error code of this driver");
-        if let Some(sim) = self.symbols {
-            // SAFETY: takes a plain value.
-            unsafe { (sim.lose_context)(code) };
-        }
+        self.with(|hooks| (hooks.lose_context)(code));
     }
 
     /// The number of driver calls since the start, without those that [`Failure::call`] does not count.
     #[must_use]
     pub fn calls(self) -> u64 {
         // SAFETY: null asks for all names.
-        self.symbols.map_or(0, |sim| unsafe { (sim.calls)(std::ptr::null()) })
+        self.with(|hooks| unsafe { (hooks.calls)(std::ptr::null()) })
     }
 
     /// The number of calls of one name since the start.
@@ -178,7 +147,7 @@ impl Control {
     pub fn calls_of(self, name: &str) -> u64 {
         let name = CString::new(name).expect("a name without NUL");
         // SAFETY: the pointer is valid for the call.
-        self.symbols.map_or(0, |sim| unsafe { (sim.calls)(name.as_ptr()) })
+        self.with(|hooks| unsafe { (hooks.calls)(name.as_ptr()) })
     }
 
     /// The number of calls of one name that this thread has made since the start. Calls of other threads, whose number
@@ -191,42 +160,31 @@ impl Control {
     pub fn own_calls_of(self, name: &str) -> u64 {
         let name = CString::new(name).expect("a name without NUL");
         // SAFETY: the pointer is valid for the call.
-        self.symbols.map_or(0, |sim| unsafe { (sim.own_calls)(name.as_ptr()) })
+        self.with(|hooks| unsafe { (hooks.own_calls)(name.as_ptr()) })
     }
 
     /// The violations that the checker found since the last call: the first 16 different ones, a sentence each, and in
     /// further lines the call stacks of the accesses that it names.
     #[must_use]
     pub fn violations(self) -> Vec<String> {
-        self.symbols.map_or_else(Vec::new, |sim| texts(sim.violations))
+        self.with(|hooks| texts(hooks.violations))
     }
 
     /// The resources that the driver currently holds for its user; all 0 with the real driver.
     #[must_use]
     pub fn live(self) -> Live {
-        let mut live = Live::default();
-        if let Some(sim) = self.symbols {
-            // SAFETY: the pointer is valid for the call.
-            unsafe { (sim.live)(&raw mut live) };
-        }
-        live
+        self.with(|hooks| (hooks.live)())
     }
 
     /// The first half of an edge that the driver cannot see: adds the clock of this thread, or of the host function,
     /// to `token`. Any number can be a token.
     pub fn release(self, token: u64) {
-        if let Some(sim) = self.symbols {
-            // SAFETY: takes a plain value.
-            unsafe { (sim.release)(token) };
-        }
+        self.with(|hooks| (hooks.release)(token));
     }
 
     /// The second half: joins the clocks added to `token` so far into that of this thread or host function.
     pub fn acquire(self, token: u64) {
-        if let Some(sim) = self.symbols {
-            // SAFETY: takes a plain value.
-            unsafe { (sim.acquire)(token) };
-        }
+        self.with(|hooks| (hooks.acquire)(token));
     }
 
     /// Enqueues a simulated kernel that reads `bytes` bytes of device memory at `address`, for at least `duration_us`
@@ -269,11 +227,11 @@ impl Control {
         fill: Option<u8>,
         duration_us: u32,
     ) -> Result<Option<Kernel>, u32> {
-        let Some(sim) = self.symbols else { return Ok(None) };
-        let (write, value) = (u32::from(fill.is_some()), fill.unwrap_or(0));
+        let Some(driver) = self.driver else { return Ok(None) };
+        let (write, value) = (fill.is_some(), fill.unwrap_or(0));
         let mut id = 0;
-        // SAFETY: `id` is valid for the call; handle and address are looked up, not dereferenced.
-        match unsafe { (sim.kernel)(stream, address, bytes, write, value, duration_us, &raw mut id) } {
+        // Handle and address are looked up, not dereferenced.
+        match (driver.hooks.kernel)(stream, address, bytes, write, value, duration_us, &mut id) {
             0 => Ok(Some(Kernel(id))),
             code => Err(code),
         }
@@ -284,20 +242,17 @@ impl Control {
     /// checker does not count that as synchronization.
     #[must_use]
     pub fn checksum(self, kernel: Kernel) -> Option<u64> {
-        let sim = self.symbols?;
         let mut sum = 0;
-        // SAFETY: `sum` is valid for the call.
-        (unsafe { (sim.checksum)(kernel.0, &raw mut sum) } == 0).then_some(sum)
+        self.with(|hooks| (hooks.checksum)(kernel.0, &mut sum)).then_some(sum)
     }
 
     /// A copy of device memory as it is now. Makes no driver call, and the checker does not see it. `None` if no
     /// allocation has the range, if its contents are gone, or with the real driver.
     #[must_use]
     pub fn peek(self, address: u64, bytes: usize) -> Option<Vec<u8>> {
-        let sim = self.symbols?;
         let mut copy = vec![0; bytes];
         // SAFETY: `copy` has `bytes` bytes.
-        (unsafe { (sim.peek)(address, copy.as_mut_ptr(), bytes) } == 0).then_some(copy)
+        self.with(|hooks| unsafe { (hooks.peek)(address, copy.as_mut_ptr(), bytes) }).then_some(copy)
     }
 
     /// Lets the device run `pieces` more pieces of work, then stops it until the guard is dropped. A host function is
@@ -311,26 +266,17 @@ impl Control {
     /// Waits until [`Control::hold`] has stopped a stream; returns at once if the device is not held. Enqueue enough
     /// work first.
     pub fn wait_held(self) {
-        if let Some(sim) = self.symbols {
-            // SAFETY: takes nothing.
-            unsafe { (sim.wait_held)() };
-        }
+        self.with(|hooks| (hooks.wait_held)());
     }
 
     fn allow(self, pieces: u64) {
-        if let Some(sim) = self.symbols {
-            // SAFETY: takes a plain value.
-            unsafe { (sim.allow)(pieces) };
-        }
+        self.with(|hooks| (hooks.allow)(pieces));
     }
 
     /// Waits until every stream is idle and the threads of destroyed streams have ended. The checker does not count this
     /// as synchronization.
     pub fn drain(self) {
-        if let Some(sim) = self.symbols {
-            // SAFETY: takes nothing.
-            unsafe { (sim.drain)() };
-        }
+        self.with(|hooks| (hooks.drain)());
     }
 }
 
@@ -346,7 +292,7 @@ impl Drop for Held {
 }
 
 /// The texts that `get` writes, with a NUL between. `get` returns the length it needs.
-fn texts(get: unsafe extern "C" fn(*mut u8, usize) -> usize) -> Vec<String> {
+fn texts(get: Texts) -> Vec<String> {
     let mut text = Vec::new();
     loop {
         // SAFETY: the pointer is valid for the length that is passed.
@@ -389,12 +335,8 @@ impl Sim {
         // `start` resets whatever a test that panicked left behind.
         let guard = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
         let control = Control::get();
-        if let Some(sim) = control.symbols {
-            let (pieces, devices) = (options.pieces.max(1), options.devices.clamp(1, 2));
-            let options = Options { pieces, devices, ..options };
-            // SAFETY: the pointer is valid for the call.
-            unsafe { (sim.start)(&raw const options) };
-        }
+        let (pieces, devices) = (options.pieces.max(1), options.devices.clamp(1, 2));
+        control.with(|hooks| (hooks.start)(&Options { pieces, devices, ..options }));
         Self { control, _one_at_a_time: guard }
     }
 

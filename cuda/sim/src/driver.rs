@@ -19,6 +19,9 @@ mod ptx;
 mod stack;
 mod violation;
 
+#[cfg(not(driver))]
+pub(crate) use hooks::{Hooks, Texts};
+
 /// The name that programs load the driver by. Exported only to have it in the library's table of names:
 /// [`install`](crate::install) makes it the SONAME. As built, the SONAME is `libcuda.so` (`build.rs`), for tests in one
 /// process.

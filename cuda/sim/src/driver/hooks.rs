@@ -1,12 +1,57 @@
-//! The functions that test code calls, `twinbuf_sim_*`: the other end of [`Control`](crate::Control). Not CUDA calls.
+//! The functions that test code calls: the other end of [`Control`](crate::Control). Not CUDA calls. Those with a name of their
+//! own, `twinbuf_sim_*`, programs may call too.
 
 use std::ffi::{CStr, c_char, c_void};
 
 use super::calls;
-use super::machine::{self, changed, lock, wait};
+use super::machine::{self, changed, drain, lock, wait};
 use super::violation::Violation;
 use crate::abi::{Live, RawFailure};
 use crate::options::Options;
+
+/// What [`Control`](crate::Control) calls, found as one symbol.
+#[repr(C)]
+pub(crate) struct Hooks {
+    pub(crate) start: extern "C" fn(&Options),
+    pub(crate) inject: unsafe extern "C" fn(*const c_char, &RawFailure),
+    pub(crate) injected: Texts,
+    pub(crate) lose_context: extern "C" fn(u32),
+    pub(crate) calls: unsafe extern "C" fn(*const c_char) -> u64,
+    pub(crate) own_calls: unsafe extern "C" fn(*const c_char) -> u64,
+    pub(crate) violations: Texts,
+    pub(crate) live: extern "C" fn() -> Live,
+    pub(crate) release: extern "C" fn(u64),
+    pub(crate) acquire: extern "C" fn(u64),
+    pub(crate) kernel: extern "C" fn(*mut c_void, u64, usize, bool, u8, u32, &mut u64) -> u32,
+    pub(crate) checksum: extern "C" fn(u64, &mut u64) -> bool,
+    pub(crate) peek: unsafe extern "C" fn(u64, *mut u8, usize) -> bool,
+    pub(crate) allow: extern "C" fn(u64),
+    pub(crate) wait_held: extern "C" fn(),
+    pub(crate) drain: extern "C" fn(),
+}
+
+/// Writes texts with a NUL between to a pointer, if there is room for as many bytes as it returns.
+pub(crate) type Texts = unsafe extern "C" fn(*mut u8, usize) -> usize;
+
+#[unsafe(export_name = "twinbuf_sim_hooks")]
+static HOOKS: Hooks = Hooks {
+    start,
+    inject,
+    injected,
+    lose_context,
+    calls: twinbuf_sim_calls,
+    own_calls,
+    violations,
+    live,
+    release: twinbuf_sim_release,
+    acquire: twinbuf_sim_acquire,
+    kernel: twinbuf_sim_kernel,
+    checksum,
+    peek,
+    allow,
+    wait_held,
+    drain,
+};
 
 /// Copies `lines` if there is room, and returns their number of bytes.
 ///
@@ -30,28 +75,19 @@ unsafe fn text(name: *const c_char) -> Option<String> {
 }
 
 /// `Sim::start`.
-///
-/// # Safety
-///
-/// The pointer must be valid.
-#[unsafe(no_mangle)]
-unsafe extern "C" fn twinbuf_sim_start(options: *const Options) {
-    // SAFETY: the caller's promise.
-    machine::start(unsafe { *options });
+extern "C" fn start(options: &Options) {
+    machine::start(*options);
 }
 
 /// `Control::inject`.
 ///
 /// # Safety
 ///
-/// Both pointers must be valid, the first a C string.
-#[unsafe(no_mangle)]
-unsafe extern "C" fn twinbuf_sim_inject(name: *const c_char, failure: *const RawFailure) {
+/// `name` must be a C string.
+unsafe extern "C" fn inject(name: *const c_char, failure: &RawFailure) {
     // SAFETY: the caller's promise.
     let name = unsafe { text(name) }.unwrap_or_default();
-    // SAFETY: the caller's promise.
-    let failure = unsafe { *failure };
-    lock().failures.arm(name, failure);
+    lock().failures.arm(name, *failure);
 }
 
 /// Implements `Control::injected`: writes the names of the calls and operations that were made to fail, separated by NUL
@@ -60,16 +96,14 @@ unsafe extern "C" fn twinbuf_sim_inject(name: *const c_char, failure: *const Raw
 /// # Safety
 ///
 /// `to` must be valid for `room` bytes.
-#[unsafe(no_mangle)]
-unsafe extern "C" fn twinbuf_sim_injected(to: *mut u8, room: usize) -> usize {
+unsafe extern "C" fn injected(to: *mut u8, room: usize) -> usize {
     let lines = lock().failures.happened.join("\0");
     // SAFETY: the caller's promise.
     unsafe { give(&lines, to, room) }
 }
 
 /// `Control::lose_context`.
-#[unsafe(no_mangle)]
-extern "C" fn twinbuf_sim_lose_context(code: u32) {
+extern "C" fn lose_context(code: u32) {
     lock().lost = code;
     changed();
 }
@@ -96,8 +130,7 @@ unsafe extern "C" fn twinbuf_sim_calls(name: *const c_char) -> u64 {
 /// # Safety
 ///
 /// `name` must be a C string.
-#[unsafe(no_mangle)]
-unsafe extern "C" fn twinbuf_sim_own_calls(name: *const c_char) -> u64 {
+unsafe extern "C" fn own_calls(name: *const c_char) -> u64 {
     // SAFETY: the caller's promise.
     let name = unsafe { text(name) }.unwrap_or_default();
     machine::own_calls(&lock(), &name)
@@ -108,8 +141,7 @@ unsafe extern "C" fn twinbuf_sim_own_calls(name: *const c_char) -> u64 {
 /// # Safety
 ///
 /// `to` must be valid for `room` bytes.
-#[unsafe(no_mangle)]
-unsafe extern "C" fn twinbuf_sim_violations(to: *mut u8, room: usize) -> usize {
+unsafe extern "C" fn violations(to: *mut u8, room: usize) -> usize {
     let mut core = lock();
     let texts: Vec<&str> = core.violations.iter().map(Violation::text).collect();
     let lines = texts.join("\0");
@@ -121,14 +153,8 @@ unsafe extern "C" fn twinbuf_sim_violations(to: *mut u8, room: usize) -> usize {
 }
 
 /// `Control::live`.
-///
-/// # Safety
-///
-/// The pointer must be valid.
-#[unsafe(no_mangle)]
-unsafe extern "C" fn twinbuf_sim_live(live: *mut Live) {
-    // SAFETY: the caller's promise.
-    unsafe { live.write(lock().live) };
+extern "C" fn live() -> Live {
+    lock().live
 }
 
 /// `Control::release`.
@@ -143,82 +169,57 @@ extern "C" fn twinbuf_sim_acquire(token: u64) {
     lock().acquire(token);
 }
 
-/// `Control::kernel_read` (`write` 0) and `Control::kernel_write`.
-///
-/// # Safety
-///
-/// `id` must be valid.
+/// `Control::kernel_read` (without `write`) and `Control::kernel_write`. The exported name is in call stacks.
 #[unsafe(no_mangle)]
-unsafe extern "C" fn twinbuf_sim_kernel(
+extern "C" fn twinbuf_sim_kernel(
     stream: *mut c_void,
     address: u64,
     bytes: usize,
-    write: u32,
+    write: bool,
     value: u8,
     duration_us: u32,
-    id: *mut u64,
+    id: &mut u64,
 ) -> u32 {
-    let mut launched = 0;
-    let fill = (write != 0).then_some(value);
-    let code = calls::launch(&mut launched, stream as u64, (address, bytes), fill, duration_us);
-    // SAFETY: the caller's promise.
-    unsafe { id.write(launched) };
-    code
+    calls::launch(id, stream as u64, (address, bytes), write.then_some(value), duration_us)
 }
 
-/// `Control::checksum`: 0, or 1 if there is none.
-///
-/// # Safety
-///
-/// `sum` must be valid.
-#[unsafe(no_mangle)]
-unsafe extern "C" fn twinbuf_sim_checksum(kernel: u64, sum: *mut u64) -> u32 {
+/// `Control::checksum`: whether there is one.
+extern "C" fn checksum(kernel: u64, sum: &mut u64) -> bool {
     let mut core = lock();
     loop {
         match core.kernels.get(&kernel) {
-            None | Some(Some(Err(_))) => return 1,
+            None | Some(Some(Err(_))) => return false,
             Some(Some(Ok(found))) => {
-                // SAFETY: the caller's promise.
-                unsafe { sum.write(*found) };
-                return 0;
+                *sum = *found;
+                return true;
             }
             Some(None) => core = wait(core),
         }
     }
 }
 
-/// `Control::peek`: 0, or 1 if no allocation holds the range, or its contents are gone.
+/// `Control::peek`: whether an allocation holds the range, and has its contents.
 ///
 /// # Safety
 ///
 /// `to` must be valid for `bytes` bytes.
-#[unsafe(no_mangle)]
-unsafe extern "C" fn twinbuf_sim_peek(address: u64, to: *mut u8, bytes: usize) -> u32 {
-    lock().bytes(address, bytes).map_or(1, |data| {
-        // SAFETY: the caller's promise, and `data` has `bytes` bytes.
-        unsafe { std::ptr::copy_nonoverlapping(data.as_ptr(), to, bytes) };
-        0
-    })
+unsafe extern "C" fn peek(address: u64, to: *mut u8, bytes: usize) -> bool {
+    let mut core = lock();
+    let data = core.bytes(address, bytes);
+    // SAFETY: the caller's promise, and `data` has `bytes` bytes.
+    data.map(|data| unsafe { std::ptr::copy_nonoverlapping(data.as_ptr(), to, bytes) }).is_some()
 }
 
 /// `Control::hold`, and with `u64::MAX` its end.
-#[unsafe(no_mangle)]
-extern "C" fn twinbuf_sim_allow(pieces: u64) {
+extern "C" fn allow(pieces: u64) {
     lock().allowed = pieces;
     changed();
 }
 
 /// `Control::wait_held`.
-#[unsafe(no_mangle)]
-extern "C" fn twinbuf_sim_wait_held() {
+extern "C" fn wait_held() {
     let mut core = lock();
     while core.held == 0 && core.allowed != u64::MAX {
         core = wait(core);
     }
-}
-
-/// `Control::drain`.
-#[unsafe(no_mangle)]
-extern "C" fn twinbuf_sim_drain() {
-    machine::drain();
 }
