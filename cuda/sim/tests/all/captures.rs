@@ -4,9 +4,9 @@
 use std::ptr::null_mut;
 use std::sync::Arc;
 
-use crate::support::{BYTES, Pinned, address};
+use crate::support::{BYTES, Pinned, address, code};
 use cudarc::driver::sys::CUresult;
-use cudarc::driver::{CudaContext, CudaStream, DriverError, result, sys};
+use cudarc::driver::{CudaContext, CudaStream, result, sys};
 use sys::CUstreamCaptureMode::{
     CU_STREAM_CAPTURE_MODE_GLOBAL as GLOBAL, CU_STREAM_CAPTURE_MODE_RELAXED as RELAXED,
     CU_STREAM_CAPTURE_MODE_THREAD_LOCAL as THREAD_LOCAL,
@@ -26,10 +26,6 @@ fn end(stream: &CudaStream) -> u32 {
         }
         Err(error) => code(Err(error)),
     }
-}
-
-fn code(result: Result<(), DriverError>) -> u32 {
-    result.map_or_else(|DriverError(code)| code as u32, |()| 0)
 }
 
 fn is_capturing(stream: sys::CUstream) -> Result<u32, u32> {

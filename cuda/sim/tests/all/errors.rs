@@ -1,15 +1,19 @@
 //! Injected errors arrive at the requested place, and nowhere else.
 
 use std::ffi::c_void;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::mpsc;
 
-use crate::support::{BYTES, Edges, Pinned, address, device, error, pipeline, slot, start, stream};
+use crate::support::{
+    BYTES, Edges, Pinned, address, code, device, launch_function, pipeline, slot, start, stream,
+};
 use cudarc::driver::sys::CUevent_flags;
 use cudarc::driver::{CudaContext, DriverError, result};
 use twinbuf_cuda_sim::{Failure, Live, Options, Sim};
 
+const OUT_OF_MEMORY: u32 = 2;
 const ILLEGAL_ADDRESS: u32 = 700;
 const LAUNCH_FAILED: u32 = 719;
-const NONE: [&str; 0] = [];
 
 #[test]
 fn the_nth_call_of_a_name_fails_as_often_as_asked_counted_from_its_injection() {
@@ -17,8 +21,8 @@ fn the_nth_call_of_a_name_fails_as_often_as_asked_counted_from_its_injection() {
     sim.inject(Failure::api("cuEventRecord", 2, LAUNCH_FAILED));
     let (context, stream) = stream();
     let event = context.new_event(None).unwrap();
-    let results: Vec<_> = (0..4).map(|_| event.record(&stream)).collect();
-    assert_eq!(results, [Ok(()), Err(DriverError(error(LAUNCH_FAILED))), Ok(()), Ok(())]);
+    let results: Vec<_> = (0..4).map(|_| code(event.record(&stream))).collect();
+    assert_eq!(results, [0, LAUNCH_FAILED, 0, 0]);
     assert_eq!(sim.injected(), ["cuEventRecord"]);
     // The error of a call alone is not sticky.
     context.synchronize().unwrap();
@@ -94,10 +98,8 @@ fn an_error_in_flight_is_sticky_and_drops_what_is_queued() {
     assert_eq!(event.try_is_complete(), Ok(false));
     drop(held);
     // The waiting call returns the error, and so does every later call.
-    let illegal = Err(DriverError(error(ILLEGAL_ADDRESS)));
-    assert_eq!(stream.synchronize(), illegal);
-    assert_eq!(event.synchronize(), illegal);
-    assert_eq!(context.new_event(None).map(drop), illegal);
+    let later = [stream.synchronize(), event.synchronize(), context.new_event(None).map(drop)];
+    assert_eq!(later.map(code), [ILLEGAL_ADDRESS; 3]);
     assert_eq!(sim.checksum(kernel), None);
     // The kernel did not begin, so it did not fail.
     assert_eq!(sim.injected(), ["memset"]);
@@ -107,7 +109,7 @@ fn an_error_in_flight_is_sticky_and_drops_what_is_queued() {
     // Freeing still frees, and returns the error too.
     let events = sim.live().events;
     // SAFETY: created above, destroyed once.
-    assert_eq!(unsafe { result::event::destroy(raw) }, illegal);
+    assert_eq!(code(unsafe { result::event::destroy(raw) }), ILLEGAL_ADDRESS);
     assert_eq!(sim.live().events, events - 1);
     drop((memory, event, stream));
     sim.drain();
@@ -117,20 +119,15 @@ fn an_error_in_flight_is_sticky_and_drops_what_is_queued() {
 
 #[test]
 fn host_functions_do_not_run_after_an_error() {
-    unsafe extern "C" fn count(counter: *mut c_void) {
-        // SAFETY: the test's counter, which outlives the stream's work.
-        let counter = unsafe { &*counter.cast::<std::sync::atomic::AtomicU32>() };
-        // Relaxed: read after a synchronize.
-        counter.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-    }
     // Either the kernel before it fails, or the function's own step.
     for kind in ["kernel", "host"] {
-        let counter = std::sync::atomic::AtomicU32::new(0);
+        let counter = AtomicU32::new(0);
         let Some(sim) = start() else { return };
         let (_context, stream) = stream();
-        let argument = (&raw const counter).cast_mut().cast();
-        // SAFETY: the counter outlives the stream's work.
-        let launch = || unsafe { result::stream::launch_host_function(stream.cu_stream(), count, argument) };
+        let launch = || {
+            // Relaxed: read after a synchronize.
+            launch_function(&stream, || _ = counter.fetch_add(1, Ordering::Relaxed))
+        };
         launch().unwrap();
         stream.synchronize().unwrap();
         let memory = device(&stream, 8).unwrap();
@@ -139,28 +136,22 @@ fn host_functions_do_not_run_after_an_error() {
         sim.kernel_read(stream.cu_stream(), address(&memory), 8, 0).unwrap();
         launch().unwrap();
         drop(held);
-        assert_eq!(stream.synchronize(), Err(DriverError(error(LAUNCH_FAILED))));
+        assert_eq!(code(stream.synchronize()), LAUNCH_FAILED);
         sim.drain();
         // Relaxed: everything has been waited for.
-        assert_eq!(counter.load(std::sync::atomic::Ordering::Relaxed), 1, "{kind}");
+        assert_eq!(counter.load(Ordering::Relaxed), 1, "{kind}");
         assert_eq!(sim.injected(), [kind]);
     }
 }
 
 #[test]
 fn driver_calls_in_a_host_function_are_refused() {
-    unsafe extern "C" fn call(result: *mut c_void) {
-        // SAFETY: the test's cell, which outlives the stream's work.
-        unsafe { result.cast::<Option<Result<(), DriverError>>>().write(Some(result::ctx::synchronize())) };
-    }
-    let mut outcome: Option<Result<(), DriverError>> = None;
     let Some(_sim) = start() else { return };
     let (_context, stream) = stream();
-    // SAFETY: `outcome` outlives the stream's work.
-    unsafe { result::stream::launch_host_function(stream.cu_stream(), call, (&raw mut outcome).cast()) }
-        .unwrap();
+    let (outcome, called) = mpsc::channel();
+    launch_function(&stream, move || outcome.send(result::ctx::synchronize()).unwrap()).unwrap();
     stream.synchronize().unwrap();
-    assert_eq!(outcome, Some(Err(DriverError(cudarc::driver::sys::CUresult::CUDA_ERROR_NOT_PERMITTED))));
+    assert_eq!(code(called.recv().unwrap()), 800, "NOT_PERMITTED");
 }
 
 #[test]
@@ -173,16 +164,14 @@ fn a_lost_context_fails_everything_and_hangs_nothing() {
     sim.wait_held();
     sim.lose_context(DESTROYED);
     // The stopped copy was dropped: there is nothing to wait for, although the device is still held.
-    let destroyed = Err(DriverError(error(DESTROYED)));
-    assert_eq!(stream.synchronize(), destroyed);
-    assert_eq!(context.synchronize(), destroyed);
-    assert_eq!(slot.upload(address(&memory), &stream), destroyed);
+    let calls = [stream.synchronize(), context.synchronize(), slot.upload(address(&memory), &stream)];
+    assert_eq!(calls.map(code), [DESTROYED; 3]);
     drop((slot, memory, stream));
     sim.drain();
     drop(context);
     assert_eq!(sim.live().leaked(), Live::default());
     // The slot was freed under an enqueued copy, but not before a call had said that it would not run.
-    assert_eq!(sim.violations(), NONE);
+    assert_eq!(sim.violations(), [""; 0]);
 }
 
 #[test]
@@ -193,7 +182,7 @@ fn a_clean_up_is_no_race_once_a_call_has_returned_the_error() {
         sim.inject(Failure::op("h2d", 1, LAUNCH_FAILED));
         slot.upload(address(&memory), &stream).unwrap();
         if told {
-            assert_eq!(stream.synchronize(), Err(DriverError(error(LAUNCH_FAILED))));
+            assert_eq!(code(stream.synchronize()), LAUNCH_FAILED);
         }
         slot.fill(1);
         drop((slot, memory, stream));
@@ -206,18 +195,14 @@ fn a_clean_up_is_no_race_once_a_call_has_returned_the_error() {
 
 #[test]
 fn memory_ends_where_the_options_say() {
-    let Some(sim) =
-        Sim::start_software(Options { device_bytes: 4096, host_bytes: 4096, ..Options::default() })
-    else {
-        return;
-    };
+    let options = Options { device_bytes: 4096, host_bytes: 4096, ..Options::default() };
+    let Some(sim) = Sim::start_software(options) else { return };
     let (context, stream) = stream();
-    let out_of_memory = DriverError(error(2));
     assert_eq!(context.mem_get_info(), Ok((4096, 4096)));
     let first = device(&stream, 3000).unwrap();
-    assert_eq!(device(&stream, 1097).map(drop), Err(out_of_memory));
-    assert_eq!(device(&stream, 1096).map(drop), Ok(()));
-    assert_eq!(Pinned::new(4097).map(drop), Err(out_of_memory));
+    let allocate = |bytes| code(device(&stream, bytes).map(drop));
+    assert_eq!((allocate(1097), allocate(1096)), (OUT_OF_MEMORY, 0));
+    assert_eq!(code(Pinned::new(4097).map(drop)), OUT_OF_MEMORY);
     drop(first);
     device(&stream, 4096).unwrap();
     assert_eq!(sim.live().peak_device_bytes, 4096);
@@ -272,7 +257,7 @@ fn bad_arguments_have_their_codes() {
     })
     .join()
     .unwrap();
-    assert_eq!(sim.violations(), NONE);
+    assert_eq!(sim.violations(), [""; 0]);
 }
 
 #[test]

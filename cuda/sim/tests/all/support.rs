@@ -4,8 +4,10 @@
 use std::ffi::c_void;
 use std::sync::Arc;
 
-use cudarc::driver::{CudaContext, CudaEvent, CudaSlice, CudaStream, DevicePtr, DriverError, result, sys};
+use cudarc::driver::{CudaContext, CudaSlice, CudaStream, DevicePtr, DriverError, result, sys};
 use twinbuf_cuda_sim::{Control, Kernel, Options, Sim, checksum_of};
+
+type BoxError = Box<dyn std::error::Error>;
 
 /// Bytes of a slot.
 pub(crate) const BYTES: usize = 4096;
@@ -63,6 +65,33 @@ impl Drop for Pinned {
         // SAFETY: allocated in `new` and freed once.
         let _ = unsafe { result::free_host(self.pointer) };
     }
+}
+
+/// Enqueues a host function, which runs once. What it uses must be there until then.
+pub(crate) fn launch_function<F: FnOnce()>(stream: &CudaStream, function: F) -> Result<(), DriverError> {
+    unsafe extern "C" fn run<F: FnOnce()>(function: *mut c_void) {
+        // SAFETY: given away below, for one call.
+        let function = unsafe { Box::from_raw(function.cast::<F>()) };
+        function();
+    }
+    let function = Box::into_raw(Box::new(function)).cast();
+    // SAFETY: `run` takes the function, once.
+    unsafe { result::stream::launch_host_function(stream.cu_stream(), run::<F>, function) }
+}
+
+/// Managed memory of a slot's size, for the device and for the host. [`result::memory_free`] frees it.
+pub(crate) fn managed() -> (u64, *mut u8) {
+    let global = sys::CUmemAttach_flags::CU_MEM_ATTACH_GLOBAL;
+    // SAFETY: the size is not 0.
+    let memory = unsafe { result::malloc_managed(BYTES, global) }.unwrap();
+    (memory, memory as *mut u8)
+}
+
+/// Asserts that one violation was found, which begins with this text.
+#[track_caller]
+pub(crate) fn assert_found(sim: &Sim, wanted: &str) {
+    let found = sim.violations();
+    assert!(found.len() == 1 && found[0].starts_with(wanted), "wanted {wanted:?}, found {found:#?}");
 }
 
 /// Starts a run on the software driver. `None` if the real driver is used.
@@ -127,7 +156,7 @@ impl Edges {
 
 /// Runs `batches` batches. Batch `n` is filled with the byte `n`. Returns the kernels that read them; with the real driver,
 /// `None` for each.
-pub(crate) fn pipeline(sim: Control, edges: Edges, batches: u8) -> Result<Vec<Option<Kernel>>, DriverError> {
+pub(crate) fn pipeline(sim: Control, edges: Edges, batches: u8) -> Result<Vec<Option<Kernel>>, BoxError> {
     let context = context()?;
     let copy = context.new_stream()?;
     let compute = context.new_stream()?;
@@ -137,7 +166,7 @@ pub(crate) fn pipeline(sim: Control, edges: Edges, batches: u8) -> Result<Vec<Op
     compute.join(&copy)?;
     let blocking = Some(sys::CUevent_flags::CU_EVENT_BLOCKING_SYNC);
     let copied = [context.new_event(blocking)?, context.new_event(blocking)?];
-    let consumed: [CudaEvent; 2] = [context.new_event(None)?, context.new_event(None)?];
+    let consumed = [context.new_event(None)?, context.new_event(None)?];
     let mut kernels = Vec::new();
     for batch in 0..batches {
         let slot = usize::from(batch % 2);
@@ -154,22 +183,16 @@ pub(crate) fn pipeline(sim: Control, edges: Edges, batches: u8) -> Result<Vec<Op
             compute.wait(&copied[slot])?;
         }
         let kernel = sim.kernel_read(compute.cu_stream(), address(&slots[slot]), BYTES, 0);
-        kernels.push(kernel.map_err(|code| DriverError(error(code)))?);
+        kernels.push(kernel.map_err(|code| code.to_string())?);
         consumed[slot].record(&compute)?;
     }
     context.synchronize()?;
     Ok(kernels)
 }
 
-/// The codes that the tests expect, as cudarc's enum.
-pub(crate) fn error(code: u32) -> sys::CUresult {
-    match code {
-        2 => sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY,
-        700 => sys::CUresult::CUDA_ERROR_ILLEGAL_ADDRESS,
-        709 => sys::CUresult::CUDA_ERROR_CONTEXT_IS_DESTROYED,
-        719 => sys::CUresult::CUDA_ERROR_LAUNCH_FAILED,
-        _ => sys::CUresult::CUDA_ERROR_UNKNOWN,
-    }
+/// A result as a number.
+pub(crate) fn code(result: Result<(), DriverError>) -> u32 {
+    result.map_or_else(|DriverError(code)| code as u32, |()| 0)
 }
 
 /// The digest of a slot filled with this byte.
