@@ -6,10 +6,11 @@ use std::sync::Arc;
 
 use super::entry::{Needs, Out, Target, current, enter, stream, target, waitable};
 use crate::driver::codes::{
-    CAPTURE_UNSUPPORTED, Code, INVALID_HANDLE, INVALID_VALUE, NOT_FOUND, NOT_READY, NOT_SUPPORTED,
+    CAPTURE_UNSUPPORTED, Code, ILLEGAL_ADDRESS, INVALID_HANDLE, INVALID_VALUE, NOT_FOUND, NOT_READY,
+    NOT_SUPPORTED, SUCCESS,
 };
 use crate::driver::machine::memory::Space;
-use crate::driver::machine::work::{Entry, Function, Mark, Source, Work, synchronize, wait_passed};
+use crate::driver::machine::work::{Entry, Function, Mark, Work, synchronize, wait_passed};
 use crate::driver::machine::{Core, State, lock};
 use crate::driver::ptx;
 
@@ -56,14 +57,18 @@ pub(super) fn upload(
     enqueue(core, handle, wait && !pageable, move |core, stream| {
         let actor = core.step(stream);
         core.access((Space::Device, to, bytes), &actor, true, "h2d")?;
-        let from = if let Some(address) = core.pinned(from, bytes)? {
+        let pinned = core.pinned(from, bytes)?;
+        let staged = if pinned.is_some() {
             core.access((Space::Host, from, bytes), &actor, false, "h2d")?;
-            Source::Pinned { address, bytes }
+            Vec::new()
         } else {
             // SAFETY: the caller guarantees a source of this many bytes.
-            Source::Staged(unsafe { std::slice::from_raw_parts(from as *const u8, bytes) }.to_vec())
+            unsafe { std::slice::from_raw_parts(from as *const u8, bytes) }.to_vec()
         };
-        Ok(Work::Upload { to, from })
+        Work::operate("h2d", bytes, move |core, at, bytes| match pinned {
+            Some(address) => write_device(core, to + at, &read_host(address + at, bytes)),
+            None => write_device(core, to + at, &staged[at as usize..][..bytes]),
+        })
     })
 }
 
@@ -90,7 +95,11 @@ pub(super) fn download(
         if pinned.is_some() {
             core.access((Space::Host, to, bytes), &actor, true, "d2h")?;
         }
-        Ok(Work::Download { to: pinned.unwrap_or(to), from, bytes })
+        // In the device's mapping of page-locked memory, or in pageable memory of a caller that waits or has captured the copy.
+        let to = pinned.unwrap_or(to);
+        Work::operate("d2h", bytes, move |core, at, bytes| {
+            core.bytes(from + at, bytes).map_or(ILLEGAL_ADDRESS, |data| write_host(to + at, data))
+        })
     })
 }
 
@@ -118,7 +127,10 @@ pub(super) fn copy(
         let actor = core.step(stream);
         core.access((Space::Device, from, bytes), &actor, false, "d2d")?;
         core.access((Space::Device, to, bytes), &actor, true, "d2d")?;
-        Ok(Work::Copy { to, from, bytes })
+        Work::operate("d2d", bytes, move |core, at, bytes| {
+            let data = core.bytes(from + at, bytes).map(|data| data.to_vec());
+            data.map_or(ILLEGAL_ADDRESS, |data| write_device(core, to + at, &data))
+        })
     })
 }
 
@@ -151,7 +163,9 @@ pub(super) fn set(
     enqueue(core, handle, wait, move |core, stream| {
         let actor = core.step(stream);
         core.access((Space::Device, to, bytes), &actor, true, "memset")?;
-        Ok(Work::Set { to, bytes, value })
+        Work::operate("memset", bytes, move |core, at, bytes| {
+            write_device(core, to + at, &vec![value; bytes])
+        })
     })
 }
 
@@ -286,15 +300,25 @@ pub(super) fn launch_function(
     let given = given.collect::<Result<Vec<u64>, Code>>()?;
     enqueue(core, handle, false, move |core, stream| {
         let actor = core.step(stream);
-        Ok(match entry {
-            Entry::Spin => Work::Spin { microseconds: given[0] / 1000 },
+        match entry {
+            Entry::Spin => Ok(Work::Spin { microseconds: given[0] / 1000 }),
             Entry::Sum => {
                 let (from, bytes, to) = (given[0], given[1] as usize, given[2]);
                 if bytes > 0 {
                     core.access((Space::Device, from, bytes), &actor, false, "kernel")?;
                 }
                 core.access((Space::Device, to, size_of::<u64>()), &actor, true, "kernel")?;
-                Work::Sum { from, bytes, to }
+                // Adds the bytes of the range to the number at `to`, piece by piece.
+                Work::operate("kernel", bytes, move |core, at, bytes| {
+                    let sum = core.bytes(from + at, bytes);
+                    let sum = sum.map(|data| data.iter().copied().map(u64::from).sum::<u64>());
+                    let before = core.bytes(to, size_of::<u64>()).map(|number| number.to_vec());
+                    let (Some(sum), Some(Ok(before))) = (sum, before.map(TryInto::try_into)) else {
+                        return ILLEGAL_ADDRESS;
+                    };
+                    let after = u64::from_le_bytes(before).wrapping_add(sum);
+                    write_device(core, to, &after.to_le_bytes())
+                })
             }
             // The kernel may access each buffer that it is given, from the address to the end of the allocation.
             Entry::Other => {
@@ -306,8 +330,30 @@ pub(super) fn launch_function(
                         core.access((Space::Device, *address, rest), &actor, declared.written, "kernel")?;
                     }
                 }
-                Work::Spin { microseconds: 0 }
+                Ok(Work::Spin { microseconds: 0 })
             }
-        })
+        }
     })
+}
+
+fn write_device(core: &mut State, to: u64, data: &[u8]) -> Code {
+    core.bytes(to, data.len()).map_or(ILLEGAL_ADDRESS, |bytes| {
+        bytes.copy_from_slice(data);
+        SUCCESS
+    })
+}
+
+fn read_host(address: u64, bytes: usize) -> Vec<u8> {
+    let mut copy = vec![0; bytes];
+    // SAFETY: inside a page-locked allocation that is not unmapped before this run's workers have ended. A simultaneous
+    // write there is the violation that tests look for.
+    unsafe { std::ptr::copy_nonoverlapping(address as *const u8, copy.as_mut_ptr(), bytes) };
+    copy
+}
+
+fn write_host(address: u64, data: &[u8]) -> Code {
+    // SAFETY: inside a page-locked allocation (see `read_host`), or in memory of a caller that waits for this copy, or
+    // captured it and guarantees the memory at each launch.
+    unsafe { std::ptr::copy_nonoverlapping(data.as_ptr(), address as *mut u8, data.len()) };
+    SUCCESS
 }

@@ -4,7 +4,7 @@ use std::ffi::c_void;
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
-use super::{Core, wait};
+use super::{Core, State, wait};
 use crate::driver::clock::{Clock, Step};
 use crate::driver::codes::{CONTEXT_IS_DESTROYED, Code, SUCCESS};
 use crate::driver::ptx::Parameter;
@@ -20,28 +20,16 @@ pub(in crate::driver) struct Mark {
 /// A host function of `cuLaunchHostFunc`.
 pub(in crate::driver) type HostFunction = unsafe extern "C" fn(*mut c_void);
 
+/// Runs as many bytes of an operation from this offset on.
+pub(in crate::driver) type Piece = dyn FnMut(&mut State, u64, usize) -> Code + Send;
+
 /// Work in a stream's queue.
 pub(in crate::driver) enum Work {
-    Upload {
-        to: u64,
-        from: Source,
-    },
-    /// `to` is in the device's mapping of page-locked memory, or in pageable memory of a caller that waits or
-    /// has captured the copy.
-    Download {
-        to: u64,
-        from: u64,
+    /// An operation on the device, of one of the kinds in `abi.rs`.
+    Operate {
+        kind: &'static str,
         bytes: usize,
-    },
-    Copy {
-        to: u64,
-        from: u64,
-        bytes: usize,
-    },
-    Set {
-        to: u64,
-        bytes: usize,
-        value: u8,
+        piece: Box<Piece>,
     },
     Kernel {
         id: u64,
@@ -54,12 +42,6 @@ pub(in crate::driver) enum Work {
     Spin {
         microseconds: u64,
     },
-    /// Adds the bytes of a range to a 64-bit number.
-    Sum {
-        from: u64,
-        bytes: usize,
-        to: u64,
-    },
     Host {
         function: HostFunction,
         argument: usize,
@@ -68,6 +50,16 @@ pub(in crate::driver) enum Work {
     Free(u64),
     Record(Arc<Mark>),
     Wait(Arc<Mark>),
+}
+
+impl Work {
+    pub(in crate::driver) fn operate(
+        kind: &'static str,
+        bytes: usize,
+        piece: impl FnMut(&mut State, u64, usize) -> Code + Send + 'static,
+    ) -> Result<Self, Code> {
+        Ok(Self::Operate { kind, bytes, piece: Box::new(piece) })
+    }
 }
 
 /// The entry points of PTX that this driver can run, by name: see `cuda/kernels`. Others are not run.
@@ -83,14 +75,6 @@ pub(in crate::driver) enum Entry {
 pub(in crate::driver) struct Function {
     pub(in crate::driver) entry: Entry,
     pub(in crate::driver) parameters: Arc<[Parameter]>,
-}
-
-/// The source of an upload.
-pub(in crate::driver) enum Source {
-    /// An address in the device's mapping of page-locked memory, which is read when the copy runs.
-    Pinned { address: u64, bytes: usize },
-    /// Bytes that were copied when the upload was enqueued.
-    Staged(Vec<u8>),
 }
 
 /// Waits until a mark is passed. Returns the error at that time.

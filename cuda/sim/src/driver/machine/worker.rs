@@ -3,7 +3,7 @@
 use std::ffi::c_void;
 use std::time::{Duration, Instant};
 
-use super::work::{HostFunction, Source, Work, wait_passed};
+use super::work::{HostFunction, Work, wait_passed};
 use super::{Core, changed, lock, run_function, wait};
 use crate::driver::codes::{Code, ILLEGAL_ADDRESS, SUCCESS};
 use crate::{FNV_PRIME, FNV_START};
@@ -71,31 +71,18 @@ impl Worker {
                 }
                 core
             }
-            Work::Upload { to, from } => self.upload(core, to, &from),
-            Work::Download { to, from, bytes } => self.operate(core, "d2h", bytes, |mut core, at, bytes| {
-                let code = core.bytes(from + at as u64, bytes).map_or(ILLEGAL_ADDRESS, |data| {
-                    write_host(to + at as u64, data);
-                    SUCCESS
-                });
-                (core, code)
-            }),
-            Work::Copy { to, from, bytes } => self.operate(core, "d2d", bytes, |mut core, at, bytes| {
-                let data = core.bytes(from + at as u64, bytes).map(|data| data.to_vec());
-                let code =
-                    data.map_or(ILLEGAL_ADDRESS, |data| write_device(&mut core, to + at as u64, &data));
-                (core, code)
-            }),
-            Work::Set { to, bytes, value } => self.operate(core, "memset", bytes, |mut core, at, bytes| {
-                let code = write_device(&mut core, to + at as u64, &vec![value; bytes]);
-                (core, code)
-            }),
+            Work::Operate { kind, bytes, mut piece } => {
+                self.operate(core, kind, bytes, |mut core, at, bytes| {
+                    let code = piece(&mut core, at as u64, bytes);
+                    (core, code)
+                })
+            }
             Work::Spin { microseconds } => {
                 if core.lost == SUCCESS {
                     core = self.sleep(core, microseconds);
                 }
                 self.operate(core, "kernel", 1, |core, _, _| (core, SUCCESS))
             }
-            Work::Sum { from, bytes, to } => self.sum(core, from, bytes, to),
             Work::Kernel { id, at, bytes, fill, duration_us } => {
                 let mut sum = FNV_START;
                 if core.lost == SUCCESS {
@@ -118,38 +105,6 @@ impl Worker {
                 core
             }
         }
-    }
-
-    /// Adds the bytes of a range to the number at `to`, piece by piece.
-    fn sum(&mut self, core: Core, from: u64, bytes: usize, to: u64) -> Core {
-        self.operate(core, "kernel", bytes, |mut core, at, bytes| {
-            let sum = core.bytes(from + at as u64, bytes);
-            let sum: Option<u64> = sum.map(|data| data.iter().copied().map(u64::from).sum());
-            let before = core.bytes(to, size_of::<u64>()).map(|number| number.to_vec());
-            let code = match (sum, before.and_then(|number| number.try_into().ok())) {
-                (Some(sum), Some(before)) => {
-                    let after = u64::from_le_bytes(before).wrapping_add(sum);
-                    write_device(&mut core, to, &after.to_le_bytes())
-                }
-                _ => ILLEGAL_ADDRESS,
-            };
-            (core, code)
-        })
-    }
-
-    fn upload(&mut self, core: Core, to: u64, from: &Source) -> Core {
-        let bytes = match from {
-            Source::Pinned { bytes, .. } => *bytes,
-            Source::Staged(data) => data.len(),
-        };
-        self.operate(core, "h2d", bytes, |mut core, at, bytes| {
-            let data = match from {
-                Source::Staged(data) => data[at..at + bytes].to_vec(),
-                Source::Pinned { address, .. } => read_host(address + at as u64, bytes),
-            };
-            let code = write_device(&mut core, to + at as u64, &data);
-            (core, code)
-        })
     }
 
     /// Runs an operation in pieces. `piece` takes an offset and a length, and returns the lock and a code. An error is
@@ -235,25 +190,4 @@ impl Worker {
 fn call(function: HostFunction, argument: usize) {
     // SAFETY: the caller of `cuLaunchHostFunc` guarantees that the function can be called with this argument.
     unsafe { function(argument as *mut c_void) };
-}
-
-fn write_device(core: &mut Core, to: u64, data: &[u8]) -> Code {
-    core.bytes(to, data.len()).map_or(ILLEGAL_ADDRESS, |bytes| {
-        bytes.copy_from_slice(data);
-        SUCCESS
-    })
-}
-
-fn read_host(address: u64, bytes: usize) -> Vec<u8> {
-    let mut copy = vec![0; bytes];
-    // SAFETY: inside a page-locked allocation that is not unmapped before this run's workers have ended. A simultaneous
-    // write there is the violation that tests look for.
-    unsafe { std::ptr::copy_nonoverlapping(address as *const u8, copy.as_mut_ptr(), bytes) };
-    copy
-}
-
-fn write_host(address: u64, data: &[u8]) {
-    // SAFETY: inside a page-locked allocation (see `read_host`), or in memory of a caller that waits for this copy, or
-    // captured it and guarantees the memory at each launch.
-    unsafe { std::ptr::copy_nonoverlapping(data.as_ptr(), address as *mut u8, data.len()) };
 }
