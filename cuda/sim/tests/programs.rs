@@ -12,8 +12,6 @@ use std::process::{Command, Stdio};
 use twinbuf_cuda_sim::{Outcome, install, run};
 use twinbuf_testing::extent;
 
-const NONE: [&str; 0] = [];
-
 /// A folder with the driver, removed when this is dropped, and programs linked with it.
 struct Workshop(PathBuf);
 
@@ -39,6 +37,11 @@ impl Workshop {
     fn run(&self, seed: u64, program: &Path, argument: &str) -> Outcome {
         run(&self.0, &format!("seed={seed}"), Command::new(program).arg(argument)).unwrap()
     }
+}
+
+/// What a folder has.
+fn names(folder: &Path) -> Vec<String> {
+    fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
 }
 
 impl Drop for Workshop {
@@ -147,7 +150,7 @@ fn documented_races_and_refusals_are_as_documented() {
             }
             Does::Refusal(wanted) => {
                 assert_eq!(fs::read_to_string(&out).unwrap(), wanted, "{name}: {sentence}");
-                assert_eq!(violations, NONE, "{name}");
+                assert_eq!(violations, [""; 0], "{name}");
             }
         }
         println!("as documented: {name}");
@@ -186,8 +189,8 @@ fn every_race_of_the_zoo_is_found_in_every_seed_and_no_right_form() {
         }
         println!("{name}: the wrong form found in {seeds} of {seeds} seeds, the right one clean in all");
     }
-    let listed = fs::read_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/programs/zoo")).unwrap();
-    assert_eq!(listed.count(), ZOO.len());
+    let zoo = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/programs/zoo");
+    assert_eq!(names(&zoo).len(), ZOO.len());
 }
 
 /// The command line: its exit codes, the report, an injected error.
@@ -232,26 +235,20 @@ fn the_command_finds_the_faults_of_a_double_buffer() {
     let (code, said) = run(&["--set", "seed=7", "--set", "fail=cuEventRecord:2:719"], "");
     assert!(code == Some(3) && said.contains("error 719") && said.contains("seed 7: exit code 3"), "{said}");
     for (wrong, says) in [
-        (&["run"][..], "no program"),
-        (&["run", "--seeds", "x", "--", "true"], "--seeds: wanted a number from 1 on, found \"x\""),
-        (&["run", "--seeds", "0", "--", "true"], "--seeds: wanted a number from 1 on, found \"0\""),
-        (&["run", "--set", "seed=", "--", "true"], "--set seed: wanted a number from 0 on, found \"\""),
-        (&["run", "--set", "speed=1", "--", "true"], "--set speed=1: no such setting"),
-        (&["run", "--set", "devices=3", "--", "true"], "--set devices=3: wanted a number from 1 to 2"),
-        (&["run", "--set", "fail=cuNo:1:2", "--", "true"], "--set fail=cuNo:1:2: no function of this driver"),
-        (
-            &["run", "--set", "fail=memcpy:1:2", "--", "true"],
-            "--set fail=memcpy:1:2: no function of this driver",
-        ),
-        (
-            &["run", "--set", "fail=cuGetErrorName:1:2", "--", "true"],
-            "--set fail=cuGetErrorName:1:2: no function",
-        ),
-        (&["run", "--", "./nowhere"], "./nowhere: No such file"),
-        (&["library", "a", "b"], "usage: "),
-        (&[], "usage: "),
+        ("run", "no program"),
+        ("run --seeds x -- true", "--seeds: wanted a number from 1 on, found \"x\""),
+        ("run --seeds 0 -- true", "--seeds: wanted a number from 1 on, found \"0\""),
+        ("run --set seed= -- true", "--set seed: wanted a number from 0 on, found \"\""),
+        ("run --set speed=1 -- true", "--set speed=1: no such setting"),
+        ("run --set devices=3 -- true", "--set devices=3: wanted a number from 1 to 2"),
+        ("run --set fail=cuNo:1:2 -- true", "--set fail=cuNo:1:2: no function of this driver"),
+        ("run --set fail=memcpy:1:2 -- true", "--set fail=memcpy:1:2: no function of this driver"),
+        ("run --set fail=cuGetErrorName:1:2 -- true", "--set fail=cuGetErrorName:1:2: no function"),
+        ("run -- ./nowhere", "./nowhere: No such file"),
+        ("library a b", "usage: "),
+        ("", "usage: "),
     ] {
-        let (code, said) = ends(wrong);
+        let (code, said) = ends(&wrong.split_whitespace().collect::<Vec<_>>());
         assert!(code == Some(2) && said.starts_with(says), "{wrong:?}: {code:?} {said}");
     }
     assert_eq!(ends(&["run", "--", "sh", "-c", "kill -9 $$"]).0, Some(137));
@@ -263,20 +260,16 @@ fn the_command_finds_the_faults_of_a_double_buffer() {
     assert_eq!(workshop.run(1, &program, "").code, 0);
 }
 
-/// If a thread holds the guard's lock at the fork, no thread of the child unlocks it. So the guard checks nothing there.
+/// A child may use what its parent's copies use: if a thread holds the guard's lock at the fork, no thread of the child unlocks
+/// it, so the guard checks nothing there. And calls may come when a thread's local data are gone: C++ runs the destructors of
+/// static objects after those of the main thread's local data.
 #[test]
-fn a_forked_child_may_use_what_is_closed() {
-    let workshop = Workshop::new("forked");
-    let ended = workshop.run(1, &workshop.compile("forked.c"), "");
-    assert!(ended.code == 0 && ended.violations.is_empty(), "{ended:#?}");
-}
-
-/// C++ runs the destructors of static objects after those of the main thread's local data.
-#[test]
-fn calls_may_come_when_a_threads_local_data_are_gone() {
-    let workshop = Workshop::new("late");
-    let ended = workshop.run(1, &workshop.compile("late.c"), "");
-    assert!(ended.code == 0 && ended.violations.is_empty() && ended.end.is_some(), "{ended:#?}");
+fn forked_and_late_uses_end_well() {
+    for name in ["forked", "late"] {
+        let workshop = Workshop::new(name);
+        let ended = workshop.run(1, &workshop.compile(&format!("{name}.c")), "");
+        assert!(ended.code == 0 && ended.violations.is_empty() && ended.end.is_some(), "{name}: {ended:#?}");
+    }
 }
 
 /// A copy to memory that is not for writing: a stream's thread makes it, and holds the driver's lock. A signal that was sent:
@@ -314,7 +307,7 @@ fn the_command_takes_any_bytes_and_needs_no_standard_error() {
     command.args(["run", "--", "sh", "-c", "test \"$0\" = \"$(printf 'a\\377')\" && exit 7"]);
     command.arg(std::ffi::OsStr::from_bytes(b"a\xff")).env("TMPDIR", &workshop.0).stderr(full);
     assert_eq!(command.status().unwrap().code(), Some(7));
-    assert_eq!(fs::read_dir(&workshop.0).unwrap().count(), 2); // the driver's names, and nothing of the run
+    assert_eq!(names(&workshop.0).len(), 2); // the driver's names, and nothing of the run
 }
 
 /// The driver and the report are found from each folder that the program runs in, although `TMPDIR` names a folder from here.
@@ -338,8 +331,7 @@ fn a_driver_is_replaced_as_a_whole() {
     install(&workshop.0).unwrap();
     let inode = |metadata: fs::Metadata| std::os::unix::fs::MetadataExt::ino(&metadata);
     assert_ne!(inode(old.metadata().unwrap()), inode(file.metadata().unwrap()));
-    let mut names: Vec<_> =
-        fs::read_dir(&workshop.0).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    let mut names = names(&workshop.0);
     names.sort();
     assert_eq!(names, ["libcuda.so", "libcuda.so.1"]);
     assert_eq!(fs::read_link(workshop.0.join("libcuda.so")).unwrap(), Path::new("libcuda.so.1"));
@@ -359,13 +351,13 @@ fn an_interrupt_ends_the_program_and_leaves_nothing() {
     let mut run = command.spawn().unwrap();
     let mut line = String::new();
     BufReader::new(run.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
-    assert_eq!((line.as_str(), fs::read_dir(&temporary).unwrap().count()), ("runs\n", 1));
+    assert_eq!((line.as_str(), names(&temporary).len()), ("runs\n", 1));
     let kill = format!("kill -INT -{}", run.id());
     assert!(Command::new("sh").args(["-c", &kill]).status().unwrap().success());
     let output = run.wait_with_output().unwrap();
     let said = String::from_utf8(output.stderr).unwrap();
     assert_eq!((output.status.code(), said.matches("exit code 130").count()), (Some(130), 1), "{said}");
-    assert_eq!(fs::read_dir(&temporary).unwrap().count(), 0);
+    assert_eq!(names(&temporary).len(), 0);
 }
 
 /// cargo builds no file with a name of a real driver, so a program finds the software driver only in a folder made for it.
@@ -374,8 +366,7 @@ fn nothing_that_cargo_builds_has_a_drivers_name() {
     let program = std::env::current_exe().unwrap();
     let deps = program.parent().unwrap();
     for folder in [deps, deps.parent().unwrap()] {
-        let names =
-            fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
-        assert_eq!(names.filter(|name| name.starts_with("libcuda.so")).collect::<Vec<_>>(), NONE);
+        let found = names(folder).into_iter().filter(|name| name.starts_with("libcuda.so"));
+        assert_eq!(found.collect::<Vec<_>>(), [""; 0]);
     }
 }

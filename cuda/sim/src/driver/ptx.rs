@@ -440,95 +440,71 @@ mod tests {
         assert_eq!((parameters(TEXT, "sax"), parameters("", "saxpy")), (None, None));
     }
 
-    /// A function that stores at its argument, and one that loads from it. nvcc calls their registers and arguments as those
-    /// of the kernels. And a kernel that begins as those in the tests below.
-    const FUNCTIONS: &str = "
-        .func put(.param .b64 put_param_0);
-        .visible .entry before(.param .u64 k_param_0) { ld.param.u64 %rd1, [k_param_0]; st.global.u32 [%rd1], %r1; ret; }
-        .func (.param .b32 func_retval0) get(.param .b64 get_param_0)
-        {
-            ld.param.u64 %rd1, [get_param_0];
-            ld.u32 %r1, [%rd1];
-            st.param.b32 [func_retval0+0], %r1;
-            ret;
-        }
-        .visible .entry k(.param .u64 k_param_0, .param .u64 k_param_1)
-        {
-            .reg .b64 %rd<9>;
-            ld.param.u64 %rd1, [k_param_0];
-            cvta.to.global.u64 %rd2, %rd1;
-            BODY
-            ret;
-        }
-        .func put(.param .b64 put_param_0)
-        {
-            ld.param.u64 %rd1, [put_param_0];
-            { .param .b64 param0; st.param.b64 [param0+0], %rd1; call.uni put, (param0); }
-            st.u32 [%rd1], %r1;
-            ret;
-        }
-        .func (.param .b64 func_retval0) next(.param .b64 next_param_0)
-        {
-            ld.param.u64 %rd1, [next_param_0];
-            add.s64 %rd2, %rd1, 8;
-            st.param.b64 [func_retval0+0], %rd2;
-            ret;
-        }
-        .func (.param .b64 func_retval0) past(.param .b64 past_param_0)
-        {
-            ld.param.u64 %rd1, [past_param_0];
-            and.b64 %rd2, %rd1, 15;
-            st.param.b64 [func_retval0+0], %rd2;
-            ret;
-        }
-        .func (.param .b32 func_retval0) look(.param .b64 look_param_0)
-        {
-            ld.param.u64 %rd1, [look_param_0];
-            ld.u32 %r1, [%rd1];
-            { .param .b64 param0; st.param.b64 [param0+0], %rd1; .param .b32 retval0; call.uni (retval0), look, (param0); }
-            ret;
-        }
-        .func circle(.param .b64 circle_param_0)
-        {
-            ld.param.u64 %rd1, [circle_param_0];
-            { .param .b64 param0; st.param.b64 [param0+0], %rd1; call.uni back, (param0); }
-            st.u32 [%rd1], %r1;
-            ret;
-        }
-        .func back(.param .b64 back_param_0)
-        {
-            ld.param.u64 %rd1, [back_param_0];
-            { .param .b64 param0; st.param.b64 [param0+0], %rd1; call.uni circle, (param0); }
-            ret;
-        }
-        .func put_at(.param .b64 put_at_param_0)
-        {
-            ld.param.u64 %rd1, [put_at_param_0];
-            ld.u64 %rd2, [%rd1];
-            st.u32 [%rd2], %r1;
-            ret;
-        }
-        .func (.param .b64 func_retval0) get_at(.param .b64 get_at_param_0)
-        {
-            ld.param.u64 %rd1, [get_at_param_0];
-            ld.u64 %rd2, [%rd1];
-            st.param.b64 [func_retval0+0], %rd2;
-            ret;
-        }
-        .func keep(.param .b64 keep_param_0, .param .b64 keep_param_1)
-        {
-            .local .align 8 .b8 __local_depot0[8];
-            ld.param.u64 %rd1, [keep_param_0];
-            ld.param.u64 %rd2, [keep_param_1];
-            st.u64 [%SP+0], %rd1;
-            ld.u64 %rd3, [%SP+0];
-            st.u64 [%rd3], %rd2;
-            ret;
-        }";
+    /// Functions, by their names, results and code, which has the argument in `%rd1`. nvcc calls their registers and arguments
+    /// as those of the kernels.
+    const FUNCTIONS: [(&str, &str, &str); 10] = [
+        ("get", "(.param .b32 func_retval0)", "ld.u32 %r1, [%rd1]; st.param.b32 [func_retval0+0], %r1;"),
+        (
+            "put",
+            "",
+            "{ .param .b64 param0; st.param.b64 [param0+0], %rd1; call.uni put, (param0); } st.u32 [%rd1], %r1;",
+        ),
+        ("next", RESULT, "add.s64 %rd2, %rd1, 8; st.param.b64 [func_retval0+0], %rd2;"),
+        ("past", RESULT, "and.b64 %rd2, %rd1, 15; st.param.b64 [func_retval0+0], %rd2;"),
+        (
+            "look",
+            "(.param .b32 func_retval0)",
+            "ld.u32 %r1, [%rd1];
+             { .param .b64 param0; st.param.b64 [param0+0], %rd1; .param .b32 retval0; call.uni (retval0), look, (param0); }",
+        ),
+        (
+            "circle",
+            "",
+            "{ .param .b64 param0; st.param.b64 [param0+0], %rd1; call.uni back, (param0); } st.u32 [%rd1], %r1;",
+        ),
+        ("back", "", "{ .param .b64 param0; st.param.b64 [param0+0], %rd1; call.uni circle, (param0); }"),
+        ("put_at", "", "ld.u64 %rd2, [%rd1]; st.u32 [%rd2], %r1;"),
+        ("get_at", RESULT, "ld.u64 %rd2, [%rd1]; st.param.b64 [func_retval0+0], %rd2;"),
+        (
+            "keep",
+            "",
+            ".local .align 8 .b8 __local_depot0[8]; ld.param.u64 %rd2, [keep_param_1];
+             st.u64 [%SP+0], %rd1; ld.u64 %rd3, [%SP+0]; st.u64 [%rd3], %rd2;",
+        ),
+    ];
+    const RESULT: &str = "(.param .b64 func_retval0)";
+
+    /// What a kernel with this code does with its two parameters, among other kernels and functions. The first one is in `%rd1`,
+    /// and as an address of global memory in `%rd2`.
+    fn writes(body: &str) -> [bool; 2] {
+        let function = |(name, results, code): &(&str, &str, &str)| {
+            let second = if *name == "keep" { ", .param .b64 keep_param_1" } else { "" };
+            let code = format!("ld.param.u64 %rd1, [{name}_param_0]; {code} ret;");
+            format!(".func {results} {name}(.param .b64 {name}_param_0{second})\n{{ {code} }}\n")
+        };
+        let [first, others @ ..] = FUNCTIONS.each_ref().map(function);
+        let text = format!(
+            ".func put(.param .b64 put_param_0);
+            .visible .entry before(.param .u64 k_param_0) {{ ld.param.u64 %rd1, [k_param_0]; st.global.u32 [%rd1], %r1; ret; }}
+            {first}
+            .visible .entry k(.param .u64 k_param_0, .param .u64 k_param_1)
+            {{
+                .reg .b64 %rd<9>;
+                ld.param.u64 %rd1, [k_param_0];
+                cvta.to.global.u64 %rd2, %rd1;
+                {body}
+                ret;
+            }}
+            {}",
+            others.concat()
+        );
+        let found = parameters(&text, "k").unwrap();
+        <[Parameter; 2]>::try_from(found).unwrap().map(|parameter| parameter.written)
+    }
 
     #[test]
     fn a_kernel_writes_where_it_or_what_it_calls_stores() {
-        let reads = [
+        let read = [
             "ld.global.u32 %r1, [%rd2];",
             "// st.global.u32 [%rd2], %r1;",
             "/* st.global.u32 [%rd2], %r1;\n st.global.u32 [%rd2], %r1; */",
@@ -556,7 +532,7 @@ mod tests {
             "shr.u64 %rd3, %rd2, 4; and.b64 %rd4, %rd3, 1023; mad.lo.s64 %rd5, %rd4, 8, %rd6; st.global.u32 [%rd5], %r1;",
             "rem.u64 %rd4, %rd1, 61; add.s64 %rd5, %rd6, %rd4; st.global.u32 [%rd5], %r1;",
         ];
-        let writes = [
+        let written = [
             "st.global.u32 [%rd2], %r1;",
             "st.u32[%rd1],%r1;",
             "@%p1 st.global.v4.f32 [%rd2], {%f1, %f2, %f3, %f4};",
@@ -615,15 +591,13 @@ mod tests {
             "{ .param .b64 param0; st.param.b64 [param0+0], %rd1; .param .b64 retval0; call.uni (retval0), past, (param0);
                ld.param.b64 %rd5, [retval0+0]; } sub.s64 %rd6, %rd2, %rd5; st.u32 [%rd6], %r1;",
         ];
-        for (bodies, wanted) in [(&reads[..], false), (&writes[..], true)] {
+        for (bodies, wanted) in [(&read[..], false), (&written[..], true)] {
             for body in bodies {
-                let found = parameters(&FUNCTIONS.replace("BODY", body), "k").unwrap();
-                let written = found.iter().map(|parameter| parameter.written);
-                assert_eq!(written.collect::<Vec<_>>(), [wanted, false], "{body}");
+                assert_eq!(writes(body), [wanted, false], "{body}");
             }
         }
         // The second parameter may be a number.
         let minus = "ld.param.u64 %rd4, [k_param_1]; sub.s64 %rd5, %rd2, %rd4; st.global.u32 [%rd5], %r1;";
-        assert!(parameters(&FUNCTIONS.replace("BODY", minus), "k").unwrap()[0].written);
+        assert!(writes(minus)[0]);
     }
 }

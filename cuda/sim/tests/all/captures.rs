@@ -4,9 +4,9 @@
 use std::ptr::null_mut;
 use std::sync::Arc;
 
-use crate::support::{BYTES, Pinned, address, code};
+use crate::support::{BYTES, Pinned, address, code, context};
 use cudarc::driver::sys::CUresult;
-use cudarc::driver::{CudaContext, CudaStream, result, sys};
+use cudarc::driver::{CudaContext, CudaSlice, CudaStream, result, sys};
 use sys::CUstreamCaptureMode::{
     CU_STREAM_CAPTURE_MODE_GLOBAL as GLOBAL, CU_STREAM_CAPTURE_MODE_RELAXED as RELAXED,
     CU_STREAM_CAPTURE_MODE_THREAD_LOCAL as THREAD_LOCAL,
@@ -38,9 +38,15 @@ fn is_capturing(stream: sys::CUstream) -> Result<u32, u32> {
 
 fn start() -> (Sim, Arc<CudaContext>) {
     let sim = Sim::start(Options { delay_us: 0, ..Options::default() });
-    let ctx = CudaContext::new(0).unwrap();
-    unsafe { ctx.disable_event_tracking() };
-    (sim, ctx)
+    (sim, context().unwrap())
+}
+
+/// Slots of the device and in page-locked memory, and the address of the first. The device's is zeroed.
+fn slots(stream: &Arc<CudaStream>) -> (CudaSlice<u8>, u64, Pinned) {
+    let device = stream.alloc_zeros::<u8>(BYTES).unwrap();
+    stream.synchronize().unwrap();
+    let at = address(&device);
+    (device, at, Pinned::new(BYTES).unwrap())
 }
 
 /// Calls while a stream is captured: the code of each, and the code of the capture's end.
@@ -48,10 +54,7 @@ fn start() -> (Sim, Arc<CudaContext>) {
 fn each_call_on_a_captured_stream_returns_its_code() {
     let (_sim, ctx) = start();
     let captured = ctx.new_stream().unwrap();
-    let (raw, host) = (captured.cu_stream(), Pinned::new(BYTES).unwrap());
-    let device = captured.alloc_zeros::<u8>(BYTES).unwrap();
-    captured.synchronize().unwrap();
-    let address = address(&device);
+    let (raw, (_device, address, host)) = (captured.cu_stream(), slots(&captured));
     let (event, elsewhere) = (ctx.new_event(None).unwrap(), ctx.new_event(None).unwrap());
     let never = ctx.new_event(None).unwrap();
     let other = ctx.new_stream().unwrap();
@@ -147,11 +150,8 @@ fn unsafe_calls_end_a_capture_that_is_not_relaxed() {
 fn a_graph_runs_what_was_captured_each_time_that_it_is_launched_and_not_before() {
     let (sim, ctx) = start();
     let stream = ctx.new_stream().unwrap();
-    let host = Pinned::new(BYTES).unwrap();
+    let (device, address, host) = slots(&stream);
     host.fill(7);
-    let device = stream.alloc_zeros::<u8>(BYTES).unwrap();
-    stream.synchronize().unwrap();
-    let address = address(&device);
     begin(&stream);
     host.upload(address, &stream).unwrap();
     unsafe { result::memset_d8_async(address, 9, 1, stream.cu_stream()) }.unwrap();
@@ -177,11 +177,9 @@ fn a_graph_runs_what_was_captured_each_time_that_it_is_launched_and_not_before()
 fn a_graph_runs_behind_its_launch_before_on_any_stream() {
     let (sim, ctx) = start();
     let streams = [ctx.new_stream().unwrap(), ctx.new_stream().unwrap()];
-    let host = Pinned::new(BYTES).unwrap();
-    let device = streams[0].alloc_zeros::<u8>(BYTES).unwrap();
-    ctx.synchronize().unwrap();
+    let (_device, address, host) = slots(&streams[0]);
     begin(&streams[0]);
-    host.upload(address(&device), &streams[0]).unwrap();
+    host.upload(address, &streams[0]).unwrap();
     let graph = unsafe { result::stream::end_capture(streams[0].cu_stream()) }.unwrap();
     let instantiate = || {
         let mut executable = null_mut();
@@ -210,13 +208,9 @@ fn a_graph_runs_behind_its_launch_before_on_any_stream() {
 #[test]
 fn a_stream_that_waits_for_a_captured_event_belongs_to_the_capture_until_its_end() {
     let (_sim, ctx) = start();
-    let (origin, joined, third) =
-        (ctx.new_stream().unwrap(), ctx.new_stream().unwrap(), ctx.new_stream().unwrap());
+    let [origin, joined, third] = [(); 3].map(|()| ctx.new_stream().unwrap());
     let (fork, join) = (ctx.new_event(None).unwrap(), ctx.new_event(None).unwrap());
-    let host = Pinned::new(BYTES).unwrap();
-    let device = origin.alloc_zeros::<u8>(BYTES).unwrap();
-    origin.synchronize().unwrap();
-    let address = address(&device);
+    let (_device, address, host) = slots(&origin);
     let forked = || {
         begin(&origin);
         fork.record(&origin).unwrap();
