@@ -69,7 +69,9 @@ impl Client {
         };
         // Only a strong ETag can match (RFC 9110, 13.1.1). Others are compared below.
         let if_match = object.tag.clone().filter(|tag| tag.starts_with('"'));
-        let options = GetOptions { range: Some(range.clone().into()), if_match, ..GetOptions::default() };
+        // An empty object has no range: all of it is requested.
+        let part = Some(range.clone().into()).filter(|_| !range.is_empty());
+        let options = GetOptions { range: part, if_match, ..GetOptions::default() };
         let response = self.store.get_opts(&object.path, options).await.map_err(failed)?;
         let ObjectMeta { e_tag, size, last_modified, .. } = response.meta.clone();
         // `object_store` gives 1970 for an answer without a time.

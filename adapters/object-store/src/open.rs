@@ -138,7 +138,7 @@ async fn find(client: Arc<Client>, url: String, base: Path) -> Result<Vec<(Objec
         return Err(Error { url, range: 0..0, kind: Kind::Empty });
     }
     let heads = stream::iter(found).map(|meta| async move {
-        let range = 0..client.options.header_bytes.clamp(1, meta.size.max(1));
+        let range = 0..client.options.header_bytes.max(1).min(meta.size);
         let mut object = Object { path: meta.location, size: meta.size, tag: None };
         let (tag, head) = client.get(&object, range).await?;
         object.tag = Some(tag);

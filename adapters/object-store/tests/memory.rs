@@ -320,6 +320,24 @@ fn files_are_named_and_sorted_as_the_objects() -> Result<(), BoxError> {
     Ok(())
 }
 
+/// As an empty file: no range of it can be requested.
+#[test]
+fn an_empty_object_with_a_name_has_no_record() -> Result<(), BoxError> {
+    let (store, _) = three(100)?;
+    put(&store, "train/empty", Vec::new())?;
+    let open = |names: &[&str], skip| {
+        let names = names.iter().map(ToString::to_string).collect();
+        let open = |files: &[PathBuf]| Records::options().skip_short(skip).open(files, 4);
+        Objects::open("memory:///train/", Options { names, ..options(&store) }, open)
+    };
+    assert_eq!(open(&["0.bin", "empty", "1.bin"], true)?.len(), 1004 + 629);
+    let error = open(&["0.bin", "empty"], false).err().ok_or("opened")?;
+    let wanted = "\"memory:///train/empty\": holds no record: wanted at least 4 bytes, found 0";
+    assert!(error.kind.to_string().starts_with(wanted), "{}", error.kind);
+    assert!(matches!(error.kind, Kind::Format(..)));
+    Ok(())
+}
+
 /// Its records would be counted, but no object has them.
 #[test]
 fn a_file_of_the_openers_own_is_refused() -> Result<(), BoxError> {
