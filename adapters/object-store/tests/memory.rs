@@ -222,10 +222,11 @@ fn openings_fail_with_the_url() -> Result<(), BoxError> {
     assert_eq!(text("memory:///test/", &[], &raw), "memory:///test/: wanted at least one object, found none");
     assert_eq!(text("memory:///train/x", &[], &raw), "memory:///train/x: the objects could not be opened");
     assert_eq!(text("train", &[], &raw), "train: the objects could not be opened");
-    let unknown = Objects::open("gopher://a/b", Options::default(), raw)
-        .map(drop)
-        .map_err(|error| format!("{error}: {}", error.kind));
-    assert_eq!(unknown, Err("gopher://a/b: the objects could not be opened".to_string()));
+    // A scheme without a store, and no URL: an `@` is a part of its path.
+    for url in ["gopher://a/b", "s3://my bucket/a@b"] {
+        let error = Objects::open(url, Options::default(), raw).err().ok_or("opened")?;
+        assert_eq!(format!("{error}: {}", error.kind), format!("{url}: the objects could not be opened"));
+    }
     Ok(())
 }
 
