@@ -81,11 +81,12 @@ pub enum TensorError {
         /// The type of the batch.
         found: DType,
     },
-    /// candle has no tensor, or no matrix, of this type, or the bytes are not those of its shape.
+    /// candle has no tensor, or no matrix, of this type, or the bytes are not aligned, or not those of its
+    /// shape.
     Weight {
         /// The tensor.
         name: String,
-        /// Its type and shape.
+        /// Its type and shape, and what is wrong with its bytes.
         found: String,
     },
     /// twinbuf's error, such as a batch with several fields or not this one, a missing tensor, an unreadable file.

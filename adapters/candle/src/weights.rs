@@ -147,7 +147,7 @@ pub fn weight(view: &View<'_>, device: &Device) -> Result<Tensor, TensorError> {
 /// # Errors
 ///
 /// [`TensorError::Batch`] if the layer has no such tensor; [`TensorError::Weight`] if candle has no
-/// kernel for its type, or its bytes are not its shape's; [`TensorError::Candle`] if it has no
+/// kernel for its type, or its bytes are not aligned or not its shape's; [`TensorError::Candle`] if it has no
 /// axis, or a row is not a whole number of blocks.
 pub fn linear(layer: &Arc<Group>, name: &str) -> Result<QMatMul, TensorError> {
     let found = layer.tensor(name).map_err(TensorError::Batch)?;
@@ -157,7 +157,7 @@ pub fn linear(layer: &Arc<Group>, name: &str) -> Result<QMatMul, TensorError> {
         ($($format:literal: $block:ty,)*) => {
             match found.tensor().format_type() {
                 $($format => Borrowed::<$block>::storage(layer, index, &found),)*
-                _ => None,
+                _ => return Err(no_weight(found.tensor(), "")),
             }
         };
     }
@@ -169,7 +169,8 @@ pub fn linear(layer: &Arc<Group>, name: &str) -> Result<QMatMul, TensorError> {
         "Q2_K": k_quants::BlockQ2K, "Q3_K": k_quants::BlockQ3K, "Q4_K": k_quants::BlockQ4K,
         "Q5_K": k_quants::BlockQ5K, "Q6_K": k_quants::BlockQ6K, "Q8_K": k_quants::BlockQ8K,
     };
-    let storage = storage.ok_or_else(|| no_weight(found.tensor()))?;
+    let wrong = " with bytes that are not aligned or not its shape's";
+    let storage = storage.ok_or_else(|| no_weight(found.tensor(), wrong))?;
     let matrix = QTensor::new(QStorage::Cpu(storage), found.tensor().shape()).map_err(TensorError::Candle)?;
     // `QMatMul::from_qtensor` would make an f32 copy of f32, f16 and bf16.
     Ok(QMatMul::QTensor(Arc::new(matrix)))
@@ -333,15 +334,15 @@ fn to_dtype(tensor: &mmap::Tensor) -> Result<To, TensorError> {
         "F8_E8M0" => Some(To::F8E8M0),
         _ => tensor.dtype().and_then(candle_dtype),
     };
-    to.ok_or_else(|| no_weight(tensor))
+    to.ok_or_else(|| no_weight(tensor, ""))
 }
 
 fn file_error(error: mmap::Error) -> TensorError {
     TensorError::Batch(twinbuf::Error::Open(error))
 }
 
-fn no_weight(tensor: &mmap::Tensor) -> TensorError {
-    TensorError::Weight { name: tensor.name().to_owned(), found: tensor.to_string() }
+fn no_weight(tensor: &mmap::Tensor, with: &str) -> TensorError {
+    TensorError::Weight { name: tensor.name().to_owned(), found: format!("{tensor}{with}") }
 }
 
 #[cfg(test)]

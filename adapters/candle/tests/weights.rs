@@ -268,5 +268,20 @@ fn what_is_no_matrix_is_an_error() -> Result<(), BoxError> {
     assert!(matches!(linear(&layer, "a"), Err(TensorError::Weight { .. })));
     assert!(matches!(linear(&layer, "one"), Err(TensorError::Candle(_))));
     assert!(matches!(linear(&layer, "c"), Err(TensorError::Batch(Error::Tensor { .. }))));
+    // A file whose alignment is 1, with a block at an odd byte.
+    let text = |text: &str| [&(text.len() as u64).to_le_bytes(), text.as_bytes()].concat();
+    let mut file =
+        [b"GGUF".to_vec(), 3u32.to_le_bytes().to_vec(), [1u64, 1].map(u64::to_le_bytes).concat()].concat();
+    file.extend([text("general.alignment"), [4u32, 1].map(u32::to_le_bytes).concat(), text("m.ab")].concat());
+    let (dimensions, offset) =
+        ([2u32.to_le_bytes().to_vec(), [32u64, 1].map(u64::to_le_bytes).concat()], 0u64);
+    let q8_0 = 8u32.to_le_bytes();
+    file.extend([&dimensions.concat()[..], &q8_0, &offset.to_le_bytes(), &[0; 34]].concat());
+    assert_eq!((file.len() - 34) % 2, 1);
+    std::fs::write(&path, file)?;
+    let error = linear(&only_layer(&path)?, "ab").err().ok_or("a matrix")?;
+    let wanted = "m.ab: wanted a type that candle has, found Q8_0 [1, 32] with bytes that are not aligned or not its shape's";
+    assert!(matches!(error, TensorError::Weight { .. }));
+    assert_eq!(error.to_string(), wanted);
     Ok(())
 }
