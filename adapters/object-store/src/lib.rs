@@ -1,24 +1,23 @@
 #![doc = include_str!("../README.md")]
 
-mod blocks;
 mod client;
 mod error;
 mod open;
 mod options;
 
+use std::collections::VecDeque;
 use std::fmt;
 use std::ops::Range;
-use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use bytes::Bytes;
-use tokio::sync::Semaphore;
+use tokio::sync::{OnceCell, Semaphore};
 use tokio::task::JoinSet;
 use twinbuf::loader::Locator;
 use twinbuf::mmap::DType;
 use twinbuf::{BatchIndices, BoxError, Dataset};
 
-use blocks::Blocks;
 use client::{Client, Object};
 pub use error::{Error, Kind};
 pub use options::Options;
@@ -157,12 +156,12 @@ impl Dataset for Objects {
     }
 
     fn read(&mut self, batch: &BatchIndices, out: &mut [u8]) -> Result<usize, BoxError> {
-        let mut pieces: Vec<Piece> = Vec::new();
-        for (index, record) in batch.runs().flatten().enumerate() {
-            let (shard, offset) =
-                self.locate(record).ok_or_else(|| format!("there is no record {record}"))?;
-            pieces.push((shard, offset, index * self.record));
-        }
+        let piece = |(index, record)| {
+            let place = self.locate(record).ok_or_else(|| format!("there is no record {record}"));
+            place.map(|(shard, offset)| (shard, offset, index * self.record))
+        };
+        let pieces: Result<Vec<Piece>, _> = batch.runs().flatten().enumerate().map(piece).collect();
+        let mut pieces = pieces?;
         pieces.sort_unstable();
         let mut chunks = batch.window_chunks().unwrap_or_default();
         chunks.sort_unstable_by_key(|chunk| chunk.start);
@@ -206,6 +205,34 @@ impl Dataset for Objects {
         Ok(bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
             (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
         }))
+    }
+}
+
+/// The blocks that several batches need, and that were used last, up to a number of bytes: the chunks of a windowed shuffle, or
+/// parts of them. The last one was used last.
+#[derive(Default)]
+struct Blocks(Mutex<VecDeque<Block>>);
+
+struct Block {
+    shard: usize,
+    range: Range<u64>,
+    /// Its bytes once the request of one batch has ended without an error.
+    bytes: Arc<OnceCell<Bytes>>,
+}
+
+impl Blocks {
+    /// Returns the bytes of a block, or the place for them. Drops those blocks that were not used
+    /// for the longest time, until all have at most `most` bytes together, or no other is left.
+    fn block(&self, shard: usize, range: &Range<u64>, most: u64) -> Arc<OnceCell<Bytes>> {
+        let mut blocks = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = blocks.iter().position(|block| block.shard == shard && block.range == *range);
+        let bytes = known.and_then(|at| blocks.remove(at)).map(|block| block.bytes).unwrap_or_default();
+        blocks.push_back(Block { shard, range: range.clone(), bytes: bytes.clone() });
+        let len = |block: &Block| block.range.end - block.range.start;
+        while blocks.len() > 1 && blocks.iter().map(len).sum::<u64>() > most {
+            blocks.pop_front();
+        }
+        bytes
     }
 }
 

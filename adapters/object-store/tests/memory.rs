@@ -34,15 +34,19 @@ fn options(store: &Arc<InMemory>) -> Options {
     Options { store: Some(store.clone()), ..Options::default() }
 }
 
-/// Three objects of 40, 25 and 60 records of `record` bytes, each after 16 others.
-fn three(record: usize) -> Result<(Arc<InMemory>, Objects), BoxError> {
+/// Three objects of 40, 25 and 60 records of 100 bytes, each after 16 others.
+fn three() -> Result<(Arc<InMemory>, Objects), BoxError> {
     let store = Arc::new(InMemory::new());
     for (index, records) in [(0, 40), (1, 25), (2, 60)] {
-        put(&store, &format!("train/{index}.bin"), bytes(index, 16 + records * record))?;
+        put(&store, &format!("train/{index}.bin"), bytes(index, 16 + records * 100))?;
     }
-    let open = |files: &[PathBuf]| Records::options().header(16).open(files, record);
-    let objects = Objects::open("memory:///train/", options(&store), open)?;
+    let objects = open(options(&store))?;
     Ok((store, objects))
+}
+
+/// The same objects with other options.
+fn open(options: Options) -> Result<Objects, Error> {
+    Objects::open("memory:///train/", options, |files| Records::options().header(16).open(files, 100))
 }
 
 fn batch(plan: Plan) -> Result<BatchIndices, BoxError> {
@@ -108,27 +112,27 @@ fn requests_are_merged() -> Result<(), BoxError> {
     let all = bytes(0, 12500);
     put(&store, "train/a", all[..5000].to_vec())?;
     put(&store, "train/b", all[5000..].to_vec())?;
-    let wanted = |list: Vec<u64>, gap, request_bytes, requests, wanted| {
+    for (list, gap, request_bytes, requests, wanted) in [
+        ((0..125).collect(), 0, 8192, 16, (2, 12500)),
+        ((40..60).rev().collect(), 0, 8192, 16, (2, 2000)),
+        ((0..125).collect(), 0, 1000, 16, (13, 12500)),
+        ((0..125).collect(), 0, 10, 1, (125, 12500)),
+        ((0..125).collect(), 0, 10, usize::MAX, (125, 12500)),
+        (vec![0, 2, 3, 9], 99, 8192, 16, (3, 400)),
+        (vec![0, 2, 3, 9], 100, 8192, 16, (2, 500)),
+        (vec![9, 3, 2, 0], 1000, 8192, 0, (1, 1000)),
+        (vec![7, 8, 7, 7], 0, 1, 16, (2, 200)),
+    ] {
         let found = read(Options { gap, request_bytes, requests, ..options(&store) }, list)?;
         assert_eq!(found, wanted, "{gap} {request_bytes}");
-        Ok::<_, BoxError>(())
-    };
-    wanted((0..125).collect(), 0, 8192, 16, (2, 12500))?;
-    wanted((40..60).rev().collect(), 0, 8192, 16, (2, 2000))?;
-    wanted((0..125).collect(), 0, 1000, 16, (13, 12500))?;
-    wanted((0..125).collect(), 0, 10, 1, (125, 12500))?;
-    wanted((0..125).collect(), 0, 10, usize::MAX, (125, 12500))?;
-    wanted(vec![0, 2, 3, 9], 99, 8192, 16, (3, 400))?;
-    wanted(vec![0, 2, 3, 9], 100, 8192, 16, (2, 500))?;
-    wanted(vec![9, 3, 2, 0], 1000, 8192, 0, (1, 1000))?;
-    wanted(vec![7, 8, 7, 7], 0, 1, 16, (2, 200))?;
+    }
     Ok(())
 }
 
 /// All ranks and workers together request the chunks of a window once, whole or in parts, and keep them for one epoch.
 #[test]
 fn chunks_of_a_window_are_requested_once() -> Result<(), BoxError> {
-    let (store, _) = three(100)?;
+    let (store, _) = three()?;
     let shuffle = Shuffle::Window { chunk_records: 10, window_chunks: 4 };
     // A chunk with the end of an object, or of all records, is two requests; so is one of two ranks. The epoch's last batch, of
     // one rank, has records of its own.
@@ -137,12 +141,7 @@ fn chunks_of_a_window_are_requested_once() -> Result<(), BoxError> {
     {
         let (mut requests, mut bytes) = (0, 0);
         for rank in 0..ranks {
-            let open = |files: &[PathBuf]| Records::options().header(16).open(files, 100);
-            let objects = Objects::open(
-                "memory:///train/",
-                Options { request_bytes, gap: 0, ..options(&store) },
-                open,
-            )?;
+            let objects = open(Options { request_bytes, gap: 0, ..options(&store) })?;
             let plan = Plan::builder(125).batch(5).shuffle(shuffle).rank(rank, ranks);
             let plan = plan.last_batch(LastBatch::Keep).build()?;
             let mut loader = Loader::builder(objects.clone(), plan).workers(workers).build()?;
@@ -162,7 +161,7 @@ fn chunks_of_a_window_are_requested_once() -> Result<(), BoxError> {
 #[test]
 fn changes_are_errors() -> Result<(), BoxError> {
     for len in [6016, 1000, 500, 0] {
-        let (store, objects) = three(100)?;
+        let (store, objects) = three()?;
         let plan = Plan::builder(objects.len()).batch(5).build()?;
         let mut loader = Loader::builder(objects, plan).depth(2).build()?;
         let mut epochs = loader.epoch(0);
@@ -186,17 +185,16 @@ fn changes_are_errors() -> Result<(), BoxError> {
 
 #[test]
 fn openings_fail_with_the_url() -> Result<(), BoxError> {
-    let (store, mut objects) = three(100)?;
+    let (store, mut objects) = three()?;
     assert_eq!(objects.name(), "3 objects of memory:///");
     assert_eq!(objects.locator().ok_or("none")?(65), Some(("memory:///train/2.bin".into(), 16)));
     assert_ne!(objects.fingerprint()?, 0);
     let text = |url: &str, names: &[&str], open: &dyn Fn(&[PathBuf]) -> Result<Records, mmap::Error>| {
         let names = names.iter().map(ToString::to_string).collect();
-        let found = Objects::open(url, Options { names, ..options(&store) }, |files| open(files));
-        found.map_or_else(
-            |error| format!("{error}: {}", error.kind),
-            |objects| format!("{} records", objects.len()),
-        )
+        match Objects::open(url, Options { names, ..options(&store) }, |files| open(files)) {
+            Ok(objects) => format!("{} records", objects.len()),
+            Err(error) => format!("{error}: {}", error.kind),
+        }
     };
     let npy = |files: &[PathBuf]| Records::open_npy(files, Cut::Rows);
     let raw = |files: &[PathBuf]| Records::open(files, 2516);
@@ -213,12 +211,8 @@ fn openings_fail_with_the_url() -> Result<(), BoxError> {
         }
     }
     let header = text("memory:///train/", &[], &npy);
-    assert!(
-        header.starts_with(
-            "memory:///train/: \"memory:///train/0.bin\": another format, by the magic at byte 0"
-        ),
-        "{header}"
-    );
+    let wanted = "memory:///train/: \"memory:///train/0.bin\": another format, by the magic at byte 0";
+    assert!(header.starts_with(wanted), "{header}");
     assert_eq!(text("memory:///test/", &[], &raw), "memory:///test/: wanted at least one object, found none");
     assert_eq!(text("memory:///train/x", &[], &raw), "memory:///train/x: the objects could not be opened");
     assert_eq!(text("train", &[], &raw), "train: the objects could not be opened");
@@ -324,7 +318,7 @@ fn files_are_named_and_sorted_as_the_objects() -> Result<(), BoxError> {
 /// As an empty file: no range of it can be requested.
 #[test]
 fn an_empty_object_with_a_name_has_no_record() -> Result<(), BoxError> {
-    let (store, _) = three(100)?;
+    let (store, _) = three()?;
     put(&store, "train/empty", Vec::new())?;
     let open = |names: &[&str], skip| {
         let names = names.iter().map(ToString::to_string).collect();
@@ -342,7 +336,7 @@ fn an_empty_object_with_a_name_has_no_record() -> Result<(), BoxError> {
 /// Its records would be counted, but no object has them.
 #[test]
 fn a_file_of_the_openers_own_is_refused() -> Result<(), BoxError> {
-    let (store, _) = three(100)?;
+    let (store, _) = three()?;
     let folder = tempfile::tempdir()?;
     let own = folder.path().join("own");
     fs::write(&own, [0; 216])?;
@@ -359,40 +353,26 @@ fn a_file_of_the_openers_own_is_refused() -> Result<(), BoxError> {
     Ok(())
 }
 
-/// No signal ends the process.
-#[test]
-#[cfg(unix)]
-fn a_limit_on_the_size_of_files_is_an_error() -> Result<(), BoxError> {
-    if std::env::var_os("LIMITED").is_some() {
-        let error = three(100).err().ok_or("opened")?.downcast::<Error>()?;
-        assert!(matches!(error.kind, Kind::Open(_)), "{error}: {}", error.kind);
-        return Ok(());
-    }
-    // The largest object has 6016 bytes; a block has 512 or 1024.
-    let child = std::process::Command::new("sh")
-        .args(["-c", "ulimit -f 5 && exec \"$0\" --exact a_limit_on_the_size_of_files_is_an_error"])
-        .arg(std::env::current_exe()?)
-        .env("LIMITED", "")
-        .output()?;
-    assert!(child.status.success(), "{child:?}");
-    Ok(())
-}
-
-/// No panic, and no thread is waited for that did not start.
+/// Where files may not be as large as an object: no signal ends the process. Where no thread can start: no panic, and no thread
+/// is waited for that did not start.
 #[test]
 #[cfg(target_os = "linux")]
-fn a_thread_that_cannot_start_is_an_error() -> Result<(), BoxError> {
-    if std::env::var_os("NO_THREADS").is_some() {
-        let error = three(100).err().ok_or("opened")?.downcast::<Error>()?;
+fn what_the_system_refuses_is_an_error() -> Result<(), BoxError> {
+    if std::env::var_os("REFUSED").is_some() {
+        let error = three().err().ok_or("opened")?.downcast::<Error>()?;
         assert!(matches!(error.kind, Kind::Open(_)), "{error}: {}", error.kind);
         return Ok(());
     }
-    // No machine has as much memory for a stack; the test then runs on the main thread.
-    let child = std::process::Command::new(std::env::current_exe()?)
-        .args(["--exact", "a_thread_that_cannot_start_is_an_error"])
-        .envs([("NO_THREADS", ""), ("RUST_MIN_STACK", "1000000000000000")])
-        .output()?;
-    assert!(child.status.success(), "{child:?}");
+    // The largest object has 6016 bytes; a block has 512 or 1024. No machine has as much memory for a stack; the test then runs
+    // on the main thread.
+    for limit in ["ulimit -f 5", "export RUST_MIN_STACK=1000000000000000"] {
+        let child = std::process::Command::new("sh")
+            .args(["-c", &format!("{limit} && exec \"$0\" --exact what_the_system_refuses_is_an_error")])
+            .arg(std::env::current_exe()?)
+            .env("REFUSED", "")
+            .output()?;
+        assert!(child.status.success(), "{limit}: {child:?}");
+    }
     Ok(())
 }
 
@@ -401,16 +381,15 @@ fn a_thread_that_cannot_start_is_an_error() -> Result<(), BoxError> {
 fn runtimes() -> Result<(), BoxError> {
     let runtime = tokio::runtime::Runtime::new()?;
     runtime.block_on(async {
-        let (_, objects) = three(100)?;
+        let (_, objects) = three()?;
         let plan = Plan::builder(objects.len()).batch(25).build()?;
         let mut loader = Loader::builder(objects, plan).overlap(false).build()?;
         assert_eq!(loader.epoch(0).count(), 5);
         Ok::<_, BoxError>(())
     })?;
-    let (store, _) = three(100)?;
+    let (store, _) = three()?;
     let options = Options { runtime: Some(runtime.handle().clone()), ..options(&store) };
-    let mut objects =
-        Objects::open("memory:///train/", options, |files| Records::options().header(16).open(files, 100))?;
+    let mut objects = open(options)?;
     let (one, mut out) = (batch(Plan::builder(125).build()?)?, [0; 100]);
     assert_eq!(Dataset::read(&mut objects, &one, &mut out)?, 100);
     drop(runtime);
