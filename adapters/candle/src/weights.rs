@@ -354,20 +354,17 @@ mod tests {
     fn the_same_tensors_through_slots() -> Result<(), Box<dyn std::error::Error>> {
         let folder = tempfile::tempdir()?;
         let path = folder.path().join("model.safetensors");
-        let names: Vec<String> = (0..5).map(|layer| format!("{layer}.up")).collect();
-        let numbers = |layer| Tensor::arange(layer as f32, 40.0 * layer as f32 + 1.0, &Device::Cpu);
-        let wanted: HashMap<_, _> = names
-            .iter()
-            .enumerate()
-            .map(|(layer, name)| Ok((name, numbers(layer)?)))
-            .collect::<Result<_, candle_core::Error>>()?;
+        let numbers =
+            |layer: u8| Tensor::arange(f32::from(layer), 40.0 * f32::from(layer) + 1.0, &Device::Cpu);
+        let tensors = (0..5).map(|layer| Ok((format!("{layer}.up"), numbers(layer)?)));
+        let wanted: HashMap<_, _> = tensors.collect::<Result<_, candle_core::Error>>()?;
         candle_core::safetensors::save(&wanted, &path)?;
         let model = Tensors::open([&path])?;
         let (found, there) = (load_through_slots(&model, &Device::Cpu)?, load(&model, &Device::Cpu)?);
         assert_eq!((found.len(), there.len()), (5, 5));
         for (name, wanted) in wanted {
-            assert_eq!(found[name].to_vec1::<f32>()?, wanted.to_vec1::<f32>()?);
-            assert_eq!(there[name].to_vec1::<f32>()?, wanted.to_vec1::<f32>()?);
+            assert_eq!(found[&name].to_vec1::<f32>()?, wanted.to_vec1::<f32>()?);
+            assert_eq!(there[&name].to_vec1::<f32>()?, wanted.to_vec1::<f32>()?);
         }
         Ok(())
     }

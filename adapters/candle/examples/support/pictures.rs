@@ -3,10 +3,28 @@
 use std::path::Path;
 
 use candle_core::{D, DType, Tensor};
+use twinbuf::BoxError;
 
 const RECORDS: u64 = 4096;
 pub(crate) const PIXELS: usize = 64;
 pub(crate) const CLASSES: usize = 4;
+
+pub(crate) const EPOCHS: u64 = 4;
+
+/// Trains on new pictures. `train` returns the mean loss of each epoch, which must fall to half.
+pub(crate) fn learn(train: impl FnOnce(&Path) -> Result<Vec<f32>, BoxError>) -> Result<(), BoxError> {
+    let folder = tempfile::tempdir()?;
+    let path = folder.path().join("pictures.npy");
+    write(&path)?;
+    let losses = train(&path)?;
+    for (epoch, loss) in losses.iter().enumerate() {
+        println!("epoch {epoch}: loss {loss:.4}");
+    }
+    if losses[losses.len() - 1] > losses[0] / 2.0 {
+        return Err(format!("wanted a loss that falls to half, found {losses:?}").into());
+    }
+    Ok(())
+}
 
 /// Scale and shift of each column: pixels to -1..1, the label as it is.
 pub(crate) fn normalise() -> ([f32; PIXELS + 1], [f32; PIXELS + 1]) {
@@ -23,7 +41,7 @@ pub(crate) fn split(rows: &Tensor) -> candle_core::Result<(Tensor, Tensor)> {
 }
 
 /// Pictures of noise, brighter in the quarter that is their class; and the class.
-pub(crate) fn write(path: &Path) -> std::io::Result<()> {
+fn write(path: &Path) -> std::io::Result<()> {
     let mut header =
         format!("{{'descr': '|u1', 'fortran_order': False, 'shape': ({RECORDS}, {}), }}", PIXELS + 1);
     // NumPy's format 1.0: ten bytes before the header. The header ends in a newline at a multiple of 64.
