@@ -10,7 +10,7 @@
 //! 30 ms + bytes / bandwidth. The bandwidth is that of plain sockets, without delay.
 
 use std::fs;
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{self, BufRead, BufReader, Write};
 use std::net::TcpStream;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -88,20 +88,13 @@ impl Server {
 
     /// Bytes a second of whole objects over plain sockets, four at a time. The first pass computes the ETags.
     fn bandwidth(&self, objects: usize) -> Result<f64, BoxError> {
-        let get = |index: usize| -> std::io::Result<u64> {
+        let get = |index: usize| -> io::Result<u64> {
             let mut socket = TcpStream::connect(&self.address)?;
             let host = &self.address;
-            write!(
-                socket,
-                "GET /bucket/train/{index} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n"
-            )?;
-            let (mut buffer, mut bytes) = (vec![0; 1 << 20], 0);
-            loop {
-                match socket.read(&mut buffer)? {
-                    0 => return Ok(bytes),
-                    read => bytes += read as u64,
-                }
-            }
+            let head =
+                format!("GET /bucket/train/{index} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n");
+            socket.write_all(head.as_bytes())?;
+            io::copy(&mut BufReader::with_capacity(1 << 20, socket), &mut io::sink())
         };
         let mut last = 0.0;
         for _ in 0..3 {
@@ -128,12 +121,10 @@ impl Server {
         bandwidth: f64,
     ) -> Result<(), BoxError> {
         let record = (kib << 10) as usize;
-        let settings =
-            [("aws_endpoint", format!("http://{}", self.address)), ("aws_region", "x".to_string())];
-        let settings = settings
-            .into_iter()
-            .chain(["aws_allow_http", "aws_skip_signature"].map(|key| (key, "true".into())));
-        let settings = settings.map(|(key, value)| (key.to_string(), value)).collect();
+        let endpoint = format!("http://{}", self.address);
+        let flags = ["aws_allow_http", "aws_skip_signature"].map(|key| (key, "true"));
+        let settings = [("aws_endpoint", &*endpoint), ("aws_region", "x")].into_iter().chain(flags);
+        let settings = settings.map(|(key, value)| (key.to_string(), value.to_string())).collect();
         let options = Options { settings, requests: REQUESTS as usize, gap: 0, ..Options::default() };
         let data = Objects::open("s3://bucket/train/", options, |files| Records::open(files, record))?;
         let plan = Plan::builder(data.len()).batch((8192 / kib).clamp(16, 256)).shuffle(shuffle).build()?;
