@@ -4,11 +4,13 @@ use cudarc::driver::sys::CUresult;
 use cudarc::driver::{CudaContext, DriverError};
 use twinbuf_cuda_sim::{Failure, Installed, Live, Options, Sim};
 
+fn start(installed: Installed) -> Option<Sim> {
+    Sim::start_software(Options { installed, ..Options::default() })
+}
+
 #[test]
 fn a_stub_says_so_in_every_call() {
-    let Some(sim) = Sim::start_software(Options { installed: Installed::Stub, ..Options::default() }) else {
-        return;
-    };
+    let Some(sim) = start(Installed::Stub) else { return };
     let stub = DriverError(CUresult::CUDA_ERROR_STUB_LIBRARY);
     assert_eq!(CudaContext::new(0).map(drop), Err(stub));
     assert_eq!(CudaContext::device_count(), Err(stub));
@@ -19,10 +21,7 @@ fn a_stub_says_so_in_every_call() {
 
 #[test]
 fn no_device_fails_at_init() {
-    let Some(_sim) = Sim::start_software(Options { installed: Installed::NoDevice, ..Options::default() })
-    else {
-        return;
-    };
+    let Some(_sim) = start(Installed::NoDevice) else { return };
     let none = DriverError(CUresult::CUDA_ERROR_NO_DEVICE);
     assert_eq!(CudaContext::new(0).map(drop), Err(none));
     assert_eq!(cudarc::driver::result::device::get_count(), Ok(0));
@@ -33,7 +32,7 @@ fn no_device_fails_at_init() {
 #[test]
 fn a_device_has_the_sizes_that_grids_come_from() {
     use cudarc::driver::sys::CUdevice_attribute_enum::*;
-    let Some(_sim) = Sim::start_software(Options::default()) else { return };
+    let Some(_sim) = start(Installed::Device) else { return };
     let context = CudaContext::new(0).unwrap();
     for size in [
         CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_BLOCK,
@@ -77,7 +76,7 @@ fn without_pools_memory_is_allocated_synchronously() {
 
 #[test]
 fn one_run_knows_nothing_of_the_one_before() {
-    let Some(before) = Sim::start_software(Options::default()) else { return };
+    let Some(before) = start(Installed::Device) else { return };
     before.inject(Failure::api("cuInit", 2, 999).times(u64::MAX));
     let context = CudaContext::new(0).unwrap();
     let stream = context.new_stream().unwrap();
