@@ -280,6 +280,9 @@ fn a_server_hangs() -> Result<(), BoxError> {
     let mut loader = Loader::builder(objects, plan).build()?;
     let mut epochs = loader.epoch(0);
     assert!(epochs.next_timeout(Duration::from_millis(50)).is_pending());
+    while server.reads.load(SeqCst) == 0 {
+        std::thread::yield_now();
+    }
     drop(epochs);
     let text = loader.close_timeout(Duration::from_millis(50)).err().ok_or("closed")?.to_string();
     assert!(text.contains("s3://bucket/train/0 at byte 0"), "{text}");
