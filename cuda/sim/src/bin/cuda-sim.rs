@@ -11,7 +11,7 @@ mod linux {
     use std::process::{Command, ExitCode};
     use std::sync::atomic::{AtomicBool, Ordering};
 
-    use twinbuf_cuda_sim::{install, run};
+    use twinbuf_cuda_sim::{Outcome, install, run};
 
     const USAGE: &str = "\
 usage: cuda-sim run [--seeds N] [--set NAME=VALUE]... -- PROGRAM [ARGUMENT]...
@@ -65,9 +65,8 @@ library  makes FOLDER/libcuda.so.1, to link with or to run with LD_LIBRARY_PATH=
         };
         while let Some(argument) = arguments.next() {
             let mut value = || {
-                let value = arguments
-                    .next()
-                    .ok_or_else(|| format!("{}: wanted a value", argument.to_string_lossy()))?;
+                let missing = || format!("{}: wanted a value", argument.to_string_lossy());
+                let value = arguments.next().ok_or_else(missing)?;
                 value.into_string().map_err(|value| format!("{}: wanted UTF-8", value.to_string_lossy()))
             };
             match argument.to_str() {
@@ -80,10 +79,8 @@ library  makes FOLDER/libcuda.so.1, to link with or to run with LD_LIBRARY_PATH=
                 },
                 Some("--") => asked.program = arguments.by_ref().collect(),
                 _ => {
-                    return Err(format!(
-                        "{}: not known; a program comes after --",
-                        argument.to_string_lossy()
-                    ));
+                    let argument = argument.to_string_lossy();
+                    return Err(format!("{argument}: not known; a program comes after --"));
                 }
             }
         }
@@ -98,37 +95,27 @@ library  makes FOLDER/libcuda.so.1, to link with or to run with LD_LIBRARY_PATH=
         for seed in asked.first..=asked.first.saturating_add(asked.seeds - 1) {
             let mut program = Command::new(&asked.program[0]);
             program.args(&asked.program[1..]);
-            let outcome =
-                run(folder, &format!("{}seed={seed}", asked.settings), &mut program).map_err(|error| {
-                    match error.kind() {
-                        ErrorKind::InvalidInput => format!("--set {error}"),
-                        _ => format!("{}: {error}", asked.program[0].to_string_lossy()),
-                    }
-                })?;
+            let outcome = run(folder, &format!("{}seed={seed}", asked.settings), &mut program);
+            let Outcome { code: ended, violations, end } = outcome.map_err(|error| match error.kind() {
+                ErrorKind::InvalidInput => format!("--set {error}"),
+                _ => format!("{}: {error}", asked.program[0].to_string_lossy()),
+            })?;
             if code == 0 {
                 // A run without the driver has checked nothing.
-                code = if outcome.end.is_none() { outcome.code.max(1) } else { outcome.code };
+                code = if end.is_none() { ended.max(1) } else { ended };
             }
-            outcome
-                .violations
-                .into_iter()
-                .for_each(|violation| found.entry(violation).or_default().push(seed));
-            let end = outcome
-                .end
-                .as_deref()
-                .unwrap_or("no call reached the driver, or the program did not end itself");
-            say(&format!("cuda-sim: seed {seed}: exit code {}, {end}", outcome.code));
+            for violation in violations {
+                found.entry(violation).or_default().push(seed);
+            }
+            let none = "no call reached the driver, or the program did not end itself";
+            say(&format!("cuda-sim: seed {seed}: exit code {ended}, {}", end.as_deref().unwrap_or(none)));
             if INTERRUPTED.load(Ordering::Relaxed) {
                 break;
             }
         }
         for (violation, seeds) in &found {
-            say(&format!(
-                "cuda-sim: {} of {} seeds, the first {}: {violation}",
-                seeds.len(),
-                asked.seeds,
-                seeds[0]
-            ));
+            let (times, first) = (seeds.len(), seeds[0]);
+            say(&format!("cuda-sim: {times} of {} seeds, the first {first}: {violation}", asked.seeds));
         }
         Ok(if found.is_empty() { u8::try_from(code).unwrap_or(1) } else { 1 })
     }
@@ -153,13 +140,11 @@ library  makes FOLDER/libcuda.so.1, to link with or to run with LD_LIBRARY_PATH=
             }),
             _ => Err(USAGE.to_owned()),
         };
-        result.map_or_else(
-            |error| {
-                say(&error);
-                ExitCode::from(2)
-            },
-            ExitCode::from,
-        )
+        let code = result.unwrap_or_else(|error| {
+            say(&error);
+            2
+        });
+        ExitCode::from(code)
     }
 }
 
