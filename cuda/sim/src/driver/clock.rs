@@ -187,9 +187,7 @@ mod tests {
             ((0, 8), true, (7, 9), true, false, true),
             ((0, 8), true, (0, 8), true, true, false),
         ];
-        for (number, (first, first_writes, second, second_writes, known, race)) in
-            table.into_iter().enumerate()
-        {
+        for row @ (first, first_writes, second, second_writes, known, race) in table {
             let mut history = History::default();
             let mut one = Clock::default();
             assert!(history.add(access(1, &mut one, first, first_writes), &[]).is_empty());
@@ -198,7 +196,7 @@ mod tests {
                 two.join(&one);
             }
             let races = history.add(access(2, &mut two, second, second_writes), &[]);
-            assert_eq!(!races.is_empty(), race, "row {number}");
+            assert_eq!(!races.is_empty(), race, "{row:?}");
         }
     }
 
@@ -273,9 +271,8 @@ mod tests {
         assert_eq!(history.closed(&[&host]), closed);
         // A byte that no copy uses; a read and then a write of a byte that a copy reads. The write is reported once.
         let at = step(2, &mut host);
-        assert!(
-            history.touch((10, 11), true, &at).is_empty() && history.touch((9, 10), false, &at).is_empty()
-        );
+        assert!(history.touch((10, 11), true, &at).is_empty());
+        assert!(history.touch((9, 10), false, &at).is_empty());
         assert_eq!(steps(&history.touch((8, 16), true, &at)), [(1, 1, false)]);
         assert!(history.touch((9, 10), true, &at).is_empty());
         assert_eq!(history.closed(&[&host]), [(PAGE, 2 * PAGE, read), closed[1]]);
@@ -305,8 +302,8 @@ mod tests {
             for page in (0..10 * PAGE).step_by(4096) {
                 let here = accesses.iter().filter(|one| one.from < page + PAGE && page < one.to);
                 let writes = here.map(|one| one.write).reduce(|one, other| one || other);
-                let found =
-                    closed.iter().find(|(from, to, _)| *from <= page && page < *to).map(|(.., prot)| *prot);
+                let closed = closed.iter().find(|(from, to, _)| (*from..*to).contains(&page));
+                let found = closed.map(|(.., prot)| *prot);
                 let wanted = writes.map(|write| if write { sys::PROT_NONE } else { sys::PROT_READ });
                 assert_eq!(found, wanted, "{accesses:?}");
             }

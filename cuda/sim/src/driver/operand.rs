@@ -299,10 +299,9 @@ mod tests {
             (&[0xF3, 0xAB], false, 4),
             (&[0xF3, 0x48, 0xAB], false, 8),
         ];
-        for ((code, copies, bytes), write) in table.into_iter().flat_map(|row| [(row, true), (row, false)]) {
-            if !copies && !write {
-                continue;
-            }
+        let writes = table.map(|row| (row, true));
+        let reads = table.map(|row| (row, false)).into_iter().filter(|((_, copies, _), _)| *copies);
+        for ((code, copies, bytes), write) in writes.into_iter().chain(reads) {
             // The page's last 64 bytes as the device sees them, and the other side of a copy.
             let (mut device, mut other) = ([1_u8; 80], [2_u8; 80]);
             let far = other.as_mut_ptr() as u64;
@@ -334,12 +333,12 @@ mod tests {
                 (true, false) => (1, 1),
                 _ => (3, 2),
             };
+            let filled = |with, before| [[with; 64].as_slice(), &[before; 16]].concat();
             assert_eq!(
-                (device[..64].to_vec(), &device[64..]),
-                (vec![in_device; 64], &[1; 16][..]),
+                (&device[..], &other[..]),
+                (&*filled(in_device, 1), &*filled(in_other, 2)),
                 "{code:x?}"
             );
-            assert_eq!((other[..64].to_vec(), &other[64..]), (vec![in_other; 64], &[2; 16][..]), "{code:x?}");
             let moved = [sys::RDI, sys::RSI, sys::RCX].map(|register| context.registers[register] as u64);
             let read = if copies { from + 64 } else { from };
             assert_eq!(moved, [to + 64, read, 100 - 64 / bytes], "{code:x?}");
