@@ -75,20 +75,24 @@ impl Trace {
         let created = File::options().write(true).create(true).truncate(false).open(&self.path);
         let found = created.and_then(|file| Ok((identity(&self.path, &file)?, file)));
         let (identity, created) = found.map_err(|source| Error::Trace { path: self.path.clone(), source })?;
+        // Nothing is read or written under this lock, which stays locked in a child that another thread forks meanwhile.
         let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
         open.retain(|(_, file)| file.strong_count() > 0);
         let mut same = open.iter().filter(|open| open.0 == identity).filter_map(|open| open.1.upgrade());
         // After a fork, the parent process still writes to the file that it has open. This process starts a file of its
         // own.
-        let file = match same.find(|file| !file.sink.is_foreign()) {
-            Some(file) => file,
-            None => {
-                let file = Arc::new(TraceFile::create(self.path, created, rank)?);
-                open.push((identity, Arc::downgrade(&file)));
-                file
-            }
-        };
+        let found = same.find(|file| !file.sink.is_foreign());
+        let is_new = found.is_none();
+        let file = found.unwrap_or_else(|| {
+            let file = Arc::new(TraceFile::new(self.path, created, rank));
+            open.push((identity, Arc::downgrade(&file)));
+            file
+        });
         drop(open);
+        if is_new {
+            file.write("");
+            check(&file.sink)?;
+        }
         // Relaxed: the counter gives each loader another number, and orders nothing else.
         let index = file.loaders.fetch_add(1, Ordering::Relaxed) as u64;
         let name = match loader {
@@ -134,20 +138,14 @@ fn identity(path: &Path, _: &File) -> io::Result<String> {
 }
 
 impl TraceFile {
-    fn create(path: PathBuf, file: File, rank: u64) -> Result<Self, Error> {
-        // A path that is not a regular file, for example a pipe, has no length: ignore the error.
-        let is_regular = |_: &io::Error| file.metadata().is_ok_and(|file| file.is_file());
-        if let Some(source) = file.set_len(0).err().filter(is_regular) {
-            return Err(Error::Trace { path, source });
-        }
+    /// The first write makes the file empty and writes its start.
+    fn new(path: PathBuf, file: File, rank: u64) -> Self {
         let (start, clock) = (Instant::now(), SystemTime::now());
         let unix_us = clock.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_micros();
-        let sink = Arc::new(ForkGuard::new(Mutex::new(Sink { path, file, whole: 0, error: None })));
-        let trace = Self { start, loaders: AtomicUsize::new(0), sink };
         let origin = format!(r#""unix_us":{unix_us},"process":{}"#, std::process::id());
-        trace.write(&format!("[\n{}", about("clock_origin", rank, 1, &origin)));
-        check(&trace.sink)?;
-        Ok(trace)
+        let head = Some(format!("[\n{}", about("clock_origin", rank, 1, &origin)));
+        let sink = Arc::new(ForkGuard::new(Mutex::new(Sink { path, file, head, whole: 0, error: None })));
+        Self { start, loaders: AtomicUsize::new(0), sink }
     }
 }
 
@@ -185,6 +183,8 @@ struct TraceFile {
 struct Sink {
     path: PathBuf,
     file: File,
+    /// The start of the file, until it is written.
+    head: Option<String>,
     /// The bytes of whole lines in the file.
     whole: u64,
     /// The first failure: nothing is written after it.
@@ -197,18 +197,32 @@ impl TraceFile {
             return;
         }
         let mut sink = self.sink.lock().unwrap_or_else(PoisonError::into_inner);
-        if sink.error.is_none() {
+        if let Some(head) = sink.head.take() {
             // What is not a regular file, for example a pipe, has no length.
-            let is_regular = sink.file.metadata().is_ok_and(|file| file.is_file());
-            let fits = check_size(if is_regular { sink.whole + lines.len() as u64 } else { 0 });
+            let cut = sink.file.set_len(0);
+            sink.error = cut.err().filter(|_| sink.is_regular());
+            sink.write(&head);
+        }
+        sink.write(lines);
+    }
+}
+
+impl Sink {
+    fn is_regular(&self) -> bool {
+        self.file.metadata().is_ok_and(|file| file.is_file())
+    }
+
+    fn write(&mut self, lines: &str) {
+        if self.error.is_none() {
+            let fits = check_size(if self.is_regular() { self.whole + lines.len() as u64 } else { 0 });
             // Write whole lines with one call, so that a killed process leaves no partial line.
-            match fits.map_err(|(_, error)| error).and_then(|()| sink.file.write_all(lines.as_bytes())) {
-                Ok(()) => sink.whole += lines.len() as u64,
+            match fits.map_err(|(_, error)| error).and_then(|()| self.file.write_all(lines.as_bytes())) {
+                Ok(()) => self.whole += lines.len() as u64,
                 Err(error) => {
                     // A full disk may take only a part of the lines: cut the file back to whole lines. This fails for a
                     // pipe, which has no length.
-                    let _ = sink.file.set_len(sink.whole);
-                    sink.error = Some(error);
+                    let _ = self.file.set_len(self.whole);
+                    self.error = Some(error);
                 }
             }
         }

@@ -255,6 +255,40 @@ fn a_forked_process_has_a_file_of_its_own() {
     }));
 }
 
+/// A process that is forked while a write takes long, as to a pipe that nobody reads, opens a trace too.
+#[test]
+#[cfg(target_os = "linux")]
+fn a_trace_opens_while_the_write_to_another_waits() {
+    use std::io::Write;
+    use std::os::unix::fs::OpenOptionsExt;
+
+    let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let fifo = dir.path().join("trace.fifo");
+    assert!(Command::new("mkfifo").arg(&fifo).status().unwrap().success());
+    let options = std::fs::File::options().read(true).write(true).custom_flags(libc::O_NONBLOCK).clone();
+    let mut full = options.open(&fifo).unwrap();
+    while full.write(&[0; 4096]).is_ok() {}
+    let traced = |path: &Path| LoopRecorder::new(None, Some(Trace::new(path)), false).map(drop);
+    let (send, thread) = std::sync::mpsc::channel();
+    std::thread::scope(|scope| {
+        let waits = scope.spawn(|| {
+            // SAFETY: takes no pointer.
+            send.send(unsafe { libc::gettid() }).unwrap();
+            traced(&fifo)
+        });
+        let call = format!("/proc/self/task/{}/syscall", thread.recv().unwrap());
+        let is_write = |call: String| call.starts_with(&format!("{} ", libc::SYS_write));
+        while std::fs::read_to_string(&call).is_ok_and(|call| !is_write(call)) {
+            std::thread::yield_now();
+        }
+        let opens = crate::common::forked::forked(|| traced(&dir.path().join("trace.json")).is_ok());
+        // Room for the rest.
+        while full.read(&mut [0; 4096]).is_ok() {}
+        waits.join().unwrap().unwrap();
+        assert!(opens);
+    });
+}
+
 #[cfg(unix)]
 #[track_caller]
 fn fails(found: &Result<(), Error>, wanted: &Path, kind: io::ErrorKind) {
