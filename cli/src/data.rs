@@ -137,7 +137,9 @@ impl Shape {
             (Format::LlmC, ..) => options.open_llm_c(paths, cut)?,
             (Format::Npz, ..) => options.open_npz(paths, tensor, cut)?,
             (Format::Safetensors, ..) => options.open_safetensors(paths, tensor, cut)?,
-            (Format::Raw, _, Some(dtype)) => options.open_headerless(paths, dtype, cut)?,
+            (Format::Raw, _, Some(dtype)) => {
+                options.open_headerless(paths, dtype, cut).map_err(without_dtype)?
+            }
             (Format::Raw, _, None) if self.sequence.is_some() => {
                 let path = paths.first().map(|path| path.display().to_string()).unwrap_or_default();
                 return Err(format!("{path}: --sequence: wanted --dtype too, as it has no header").into());
@@ -149,6 +151,18 @@ impl Shape {
                 options.partial(true).open(paths, bytes)?
             }
         })
+    }
+}
+
+/// The error of a file with a header that needs no `--dtype`: the library names a call that opens it.
+fn without_dtype(error: Error) -> BoxError {
+    match error {
+        Error::Format { path, problem: "another format", wanted, found, .. }
+            if Format::of(&path).is_ok_and(|format| format != Format::Raw) =>
+        {
+            format!("{}: --dtype: wanted {wanted}, found {found}: leave it out", path.display()).into()
+        }
+        error => error.into(),
     }
 }
 

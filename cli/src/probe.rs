@@ -36,7 +36,7 @@ pub(crate) struct Options {
     #[command(flatten)]
     shape: Shape,
     /// Name of the tensor in safetensors files, or of the array in .npz files
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", conflicts_with_all = ["dtype", "record_bytes"])]
     tensor: Option<String>,
     /// The order of the records: sequential, chunks:N (runs of N records, shuffled), window:N,W (shuffled
     /// among W chunks of N records) or full (shuffled one by one)

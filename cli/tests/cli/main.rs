@@ -85,6 +85,10 @@ fn samples() -> TempDir {
     put("ten.bin", (0..10).collect());
     put("empty.bin", vec![]);
     put(
+        "notes.txt",
+        b"It was the best of times, it was the worst of times, it was the age of wisdom".repeat(8),
+    );
+    put(
         "noise.json",
         b"{\"a\": 1}\nno trace\n{\"name\":\"x\",\"ph\":\"X\",\"ts\":1e300,\"dur\":1}\n".to_vec(),
     );
@@ -123,7 +127,11 @@ fn bad_input_is_one_line_and_exit_code_2() {
         ("inspect data.bin --record-bytes 0", "0 is not in"),
         ("inspect data.bin --record-bytes 10001", "wanted at least 10001 bytes"),
         ("inspect data.bin --sequence 9", "data.bin: --sequence: wanted --dtype too"),
-        ("inspect tokens.bin --dtype u16", "open it with `Records::open_llm_c`"),
+        (
+            "inspect tokens.bin --dtype u16",
+            "tokens.bin: --dtype: wanted numbers without a header, found llm.c's",
+        ),
+        ("inspect notes.txt --dtype u16", "tokenize it first"),
         ("probe data.bin", "--batch <B>"),
         ("probe data.bin --batch 4 --compute-ms 0", "give --record-bytes or --dtype"),
         ("probe tokens.bin --batch 4 --compute-ms 0", "--sequence: wanted the tokens of a sequence"),
@@ -131,7 +139,12 @@ fn bad_input_is_one_line_and_exit_code_2() {
             "probe tokens.bin --record-bytes 20 --batch 4 --compute-ms 0",
             "wanted a file of records alone, found tokens with llm.c's header",
         ),
-        ("probe tokens.bin --dtype u16 --batch 4 --compute-ms 0", "open it with `Records::open_llm_c`"),
+        (
+            "probe data.bin tokens.bin --dtype u16 --batch 4 --compute-ms 0",
+            "found llm.c's tokens: leave it out",
+        ),
+        ("probe images.npy --dtype f32 --batch 4 --compute-ms 0", "found numpy's .npy: leave it out"),
+        ("probe two.npz --dtype f32 --batch 4 --compute-ms 0", "found zip (.npz, .pt): leave it out"),
         ("probe images.npy --batch 7 --compute-ms 0", "at most the 6 records"),
         ("probe images.npy --batch 0 --compute-ms 0", "0 is not in"),
         ("probe images.npy --batch 1 --compute-ms NaN", "0 to 60000 milliseconds"),
@@ -147,7 +160,8 @@ fn bad_input_is_one_line_and_exit_code_2() {
         ("trace noise.json --stall-ms inf", "milliseconds"),
         ("trace noise.json --stall-ms=-1", "milliseconds"),
         ("probe images.npy --tensor x --batch 4 --compute-ms 0", "has no tensors"),
-        ("probe two.safetensors --dtype u8 --tensor x --batch 4 --compute-ms 0", "has no tensors"),
+        ("probe two.safetensors --dtype u8 --tensor x --batch 4 --compute-ms 0", "cannot be used with"),
+        ("probe two.safetensors --record-bytes 4 --tensor x --batch 4 --compute-ms 0", "cannot be used with"),
         ("trace missing.json", "missing.json"),
         ("trace two\n\nlines\u{1b}", "two\\n\\nlines\\u{1b}: No such file"),
         ("probe none.safetensors --batch 4 --compute-ms 0", "no tensors"),
