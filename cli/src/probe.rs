@@ -45,7 +45,8 @@ pub(crate) struct Options {
     /// Batches to measure
     #[arg(long, value_name = "N", default_value_t = 32, value_parser = clap::value_parser!(u64).range(1..))]
     steps: u64,
-    /// How often
+    /// Rounds: each reads a first and a later epoch with a new loader; times are medians. Options to try take two more
+    /// each
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u64).range(1..))]
     rounds: u64,
     /// Drop the files from the page cache before each round, to measure the disk
@@ -54,7 +55,8 @@ pub(crate) struct Options {
     /// Read past the page cache, with the loader's `ReadMode::Direct`
     #[arg(long, conflicts_with = "cold")]
     direct: bool,
-    /// Write a page for any browser here, about the last round; replaces only an older page or an empty file
+    /// Write the report of the last round before options are tried, as a page for any browser. Replaces only an older
+    /// page or an empty file; may be a pipe
     #[arg(long, value_name = "OUT")]
     html: Option<PathBuf>,
     /// Write JSON

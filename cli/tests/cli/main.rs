@@ -212,7 +212,13 @@ fn help_and_version_are_no_errors() {
     let here = Path::new(".");
     has(&text(here, "--version"), &["twinbuf 0."]);
     has(&text(here, "--help"), &["inspect", "probe", "trace"]);
-    has(&text(here, "probe --help"), &["--compute-ms <C>", "--cold", "chunks:N"]);
+    let help = text(here, "probe --help");
+    let help = help.split_whitespace().collect::<Vec<_>>().join(" ");
+    let rounds = "--rounds <N> Rounds: each reads a first and a later epoch with a new loader; times are medians. Options to \
+                  try take two more each";
+    let page = "--html <OUT> Write the report of the last round before options are tried, as a page for any browser. Replaces \
+                only an older page or an empty file; may be a pipe";
+    has(&help, &["--compute-ms <C>", "--cold", "chunks:N", rounds, page]);
 }
 
 /// If the reader of its output stops, the program prints no message and does not panic.
