@@ -167,9 +167,14 @@ impl Recorder {
             let (from, to) = (from.max(began), to.min(ended));
             to.saturating_duration_since(from).saturating_sub(away(from, to))
         };
+        // The most slots that the advice says to try.
+        let depth = self.report.settings.deeper().max(self.report.workers_with_overlap + 2);
         let (parts, step) = (&mut self.report.parts, &mut self.report.first_step);
         parts.outside += away(load.start, load.end);
         step.loads += in_first(load.start, load.end);
+        if self.report.batches <= depth as u64 {
+            step.early += load.took().saturating_sub(in_first(load.start, load.end));
+        }
         step.slot_waits += in_first(load.since, load.start);
         if first {
             parts.starts += 1;

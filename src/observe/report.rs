@@ -19,6 +19,13 @@ pub struct Settings {
     pub workers: usize,
 }
 
+impl Settings {
+    /// The number of slots to try if loads come late.
+    pub(super) fn deeper(self) -> usize {
+        self.depth + (self.depth / 2).max(2)
+    }
+}
+
 /// The bottleneck: what takes the time of the loop. See [`Report::verdict`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
@@ -212,6 +219,8 @@ pub(super) struct FirstStep {
     pub(super) start_loads: Duration,
     pub(super) helped: Duration,
     pub(super) full: Duration,
+    /// The time of loads behind it that may go on in it with settings to try, which have more slots.
+    pub(super) early: Duration,
     /// The time of the copies to a device that began before its end.
     pub(super) copies: Duration,
     /// The caller's times before it asked for the batch of that step: of requests that brought none.
@@ -219,9 +228,9 @@ pub(super) struct FirstStep {
 }
 
 impl FirstStep {
-    fn times(&mut self) -> [&mut Duration; 6] {
-        let Self { loads, slot_waits, start_loads, helped, full, copies, .. } = self;
-        [loads, slot_waits, start_loads, helped, full, copies]
+    fn times(&mut self) -> [&mut Duration; 7] {
+        let Self { loads, slot_waits, start_loads, helped, full, early, copies, .. } = self;
+        [loads, slot_waits, start_loads, helped, full, early, copies]
     }
 }
 

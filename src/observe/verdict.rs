@@ -374,7 +374,7 @@ impl Sums<'_> {
     /// More slots. A generator has no option for them.
     fn deeper(&self) -> Option<Try> {
         let now = self.report.settings;
-        let settings = Settings { depth: (now.depth + 2).max(now.depth * 3 / 2), ..now };
+        let settings = Settings { depth: now.deeper(), ..now };
         let option = self.set(settings, &format!(" in place of {}, to load further ahead", now.depth));
         (self.report.kind != Kind::Rounds).then_some(option)
     }
@@ -383,12 +383,15 @@ impl Sums<'_> {
     /// caller that helps, go on beside copies, the use and pauses, and nothing waits. In the first step, all slots are filled.
     fn saves(&self, Settings { workers, depth, .. }: Settings) -> f64 {
         let Self { report, first, batches, wall, used, loads, helped, copies, .. } = *self;
-        let Report { settings, parts, .. } = report;
+        let Report { settings, parts, first_step, .. } = report;
         // A caller that waits may load too: both in turn take the time that they took.
         let helps = !parts.helped.is_zero() || !settings.overlap && report.helps;
         let all = loads * settings.workers.max(1) as f64 + helped + if helps { used } else { 0.0 };
-        let longest = copies.max(all / (workers.max(1) + usize::from(helps)) as f64);
-        let outside = parts.pauses.as_secs_f64() + first.min(longest * depth as f64 / batches as f64);
+        let ways = (workers.max(1) + usize::from(helps)) as f64;
+        let longest = copies.max(all / ways);
+        // As long as the mean, or if they are known, as long as they took.
+        let ahead = (longest * depth as f64 / batches as f64).max(first_step.early.as_secs_f64() / ways);
+        let outside = parts.pauses.as_secs_f64() + first.min(ahead);
         (wall - used.max(longest - outside)).max(0.0)
     }
 

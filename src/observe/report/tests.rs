@@ -342,6 +342,30 @@ fn loads_in_pauses_are_in_no_bound() {
     says(&both, Verdict::Balanced, &["Only both faster saves more than 16 %"]);
 }
 
+/// With one more slot the third load is in the first step. It alone takes half of the time of all loads.
+#[test]
+fn a_bound_counts_the_loads_that_a_long_first_step_may_take() {
+    let (mut recorder, at) = recorder();
+    recorder.report.settings.depth = 2;
+    let load = |start, end| LoadTimes { end: at(end), ..LoadTimes::new(at(start)) };
+    recorder.asked(ticket(0).place, at(0), None);
+    recorder.received(ticket(0), 0, &load(0, 20), at(20), None);
+    recorder.asked(ticket(1).place, at(5000), None);
+    recorder.received(ticket(1), 0, &load(20, 40), at(5000), None);
+    for step in 2..50 {
+        let end = 6000 + 20 * (step - 2);
+        recorder.asked(ticket(step).place, at(if step == 2 { 5010 } else { end - 10 }), None);
+        let start = if step == 2 { 5000 } else { end - 20 };
+        recorder.received(ticket(step), 0, &load(start, end), at(end), None);
+    }
+    recorder.ended(at(6950));
+    let report = recorder.report();
+    let (settings, saves) = report.to_try().unwrap();
+    assert_eq!((settings.workers, settings.depth), (2, 3), "{report}");
+    // Two workers load the other 47 batches in 470 ms, less than the 490 ms of all uses. Without them it takes 1950 ms.
+    assert!((saves - 1460.0 / 1950.0).abs() < 1e-9, "{saves}: {report}");
+}
+
 #[test]
 fn loads_that_come_late_now_and_then_need_slots() {
     // A caller that helps may do more of the loads.
