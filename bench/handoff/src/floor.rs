@@ -25,7 +25,7 @@ struct FlagTx<P>(Arc<Flags<P>>, usize);
 struct FlagRx<P>(Arc<Flags<P>>, usize);
 
 fn flags<P: Payload>() -> (FlagTx<P>, FlagRx<P>) {
-    let slots = [P::new(), P::new()].map(UnsafeCell::new);
+    let slots = [P::made(0), P::made(0)].map(UnsafeCell::new);
     let flags = Arc::new(Flags { full: [const { AtomicU32::new(0) }; 2], slots });
     (FlagTx(flags.clone(), 0), FlagRx(flags, 0))
 }

@@ -230,34 +230,25 @@ fn sample(handoffs: u64, timed: Took, other: Took) -> Sample {
 }
 
 impl Job {
-    /// Hand-offs before the clock starts. They bring the slots' pages and lines into place.
-    fn warm_up(&self) -> u64 {
-        self.handoffs / 8 + 8
+    /// The time of all hand-offs of one side. Some before the clock starts bring the slots' pages and lines into place.
+    #[inline(always)]
+    fn timed(&self, mut one: impl FnMut(u64)) -> Took {
+        let warm_up = self.handoffs / 8 + 8;
+        for seq in 0..warm_up {
+            one(seq);
+        }
+        let watch = Watch::start();
+        for seq in warm_up..warm_up + self.handoffs {
+            one(seq);
+        }
+        watch.stop()
     }
 
     fn stream<P: Payload, T: Tx, R: Rx>(&self, _of: PhantomData<P>, (mut tx, mut rx): (T, R)) -> Sample {
-        let (warm_up, all) = (self.warm_up(), self.warm_up() + self.handoffs);
-        let send = move || {
-            for seq in 0..warm_up {
-                tx.send(black_box(seq));
-            }
-            let watch = Watch::start();
-            for seq in warm_up..all {
-                tx.send(black_box(seq));
-            }
-            (watch.stop(), tx)
-        };
+        let send = move || (self.timed(|seq| tx.send(black_box(seq))), tx);
         let recv = move || {
             let mut wrong = 0;
-            let mut check = |rx: &mut R, seq| wrong += u64::from(black_box(rx.recv()) != P::expected(seq));
-            for seq in 0..warm_up {
-                check(&mut rx, seq);
-            }
-            let watch = Watch::start();
-            for seq in warm_up..all {
-                check(&mut rx, seq);
-            }
-            let took = watch.stop();
+            let took = self.timed(|seq| wrong += u64::from(black_box(rx.recv()) != P::expected(seq)));
             assert_eq!(wrong, 0, "items lost, doubled, reordered or torn");
             (took, rx)
         };
@@ -269,33 +260,18 @@ impl Job {
         &self,
         ((mut tx, mut rx), (mut far_tx, mut far_rx)): ((T, R), (U, S)),
     ) -> Sample {
-        let (warm_up, all) = (self.warm_up(), self.warm_up() + self.handoffs);
         let near = move || {
             let mut wrong = 0;
-            let mut there_and_back = |seq| {
+            let took = self.timed(|seq| {
                 tx.send(black_box(seq));
                 wrong += u64::from(black_box(rx.recv()) != seq);
-            };
-            for seq in 0..warm_up {
-                there_and_back(seq);
-            }
-            let watch = Watch::start();
-            for seq in warm_up..all {
-                there_and_back(seq);
-            }
-            let took = watch.stop();
+            });
             assert_eq!(wrong, 0, "items lost, doubled or reordered");
             (took, tx, rx)
         };
         let far = move || {
-            let mut back = || {
-                let seq = far_rx.recv();
-                far_tx.send(seq);
-            };
-            (0..warm_up).for_each(|_| back());
-            let watch = Watch::start();
-            (warm_up..all).for_each(|_| back());
-            (watch.stop(), far_tx, far_rx)
+            let took = self.timed(|_| far_tx.send(far_rx.recv()));
+            (took, far_tx, far_rx)
         };
         let ((near, ..), (far, ..)) = both(self.cpus, near, far);
         sample(self.handoffs, near, far)

@@ -26,12 +26,12 @@ fn ring<P: Payload, W>() -> (Producer<'static, P, W>, Consumer<'static, P, W>)
 where
     W: twinbuf_core::Wait + Default + Send + Sync + 'static,
 {
-    Box::leak(Box::new(Ring::with_wait([P::new(), P::new()], W::default()))).split()
+    Box::leak(Box::new(Ring::with_wait([P::made(0), P::made(0)], W::default()))).split()
 }
 
 /// Owned by its handles.
 fn owned<P: Payload>() -> (Producer<'static, P, Spin>, Consumer<'static, P, Spin>) {
-    HeapRing::with_wait([P::new(), P::new()], Spin).into_handles()
+    HeapRing::with_wait([P::made(0), P::made(0)], Spin).into_handles()
 }
 
 fn strategy<W>(list: &mut Subjects, wait: Wait, name: &'static str)

@@ -7,7 +7,8 @@ use std::mem::MaybeUninit;
 pub trait Payload: Send + Sync + Sized + 'static {
     const BYTES: usize;
 
-    fn new() -> Self;
+    /// A new value filled with `seq`.
+    fn made(seq: u64) -> Self;
     /// Writes all of it.
     fn fill(&mut self, seq: u64);
     /// Reads all of it.
@@ -25,8 +26,9 @@ pub trait Inline: Payload {
 impl Payload for u64 {
     const BYTES: usize = 8;
 
-    fn new() -> Self {
-        0
+    #[inline]
+    fn made(seq: u64) -> Self {
+        seq
     }
 
     #[inline]
@@ -74,8 +76,10 @@ fn sum_words(words: &[u64]) -> u64 {
 impl<const WORDS: usize> Payload for Block<WORDS> {
     const BYTES: usize = 8 * WORDS;
 
-    fn new() -> Self {
-        Block([0; WORDS])
+    fn made(seq: u64) -> Self {
+        let mut block = Block([0; WORDS]);
+        block.fill(seq);
+        block
     }
 
     #[inline]
@@ -109,8 +113,13 @@ impl<const WORDS: usize> Inline for Block<WORDS> {
 impl<P: Inline> Payload for Box<P> {
     const BYTES: usize = P::BYTES;
 
-    fn new() -> Self {
-        fresh(0)
+    /// Filled without a copy.
+    #[inline]
+    fn made(seq: u64) -> Self {
+        let mut place = Box::new_uninit();
+        P::init(&mut place, seq);
+        // SAFETY: `init` writes all of it.
+        unsafe { place.assume_init() }
     }
 
     #[inline]
@@ -127,13 +136,4 @@ impl<P: Inline> Payload for Box<P> {
     fn expected(seq: u64) -> u64 {
         P::expected(seq)
     }
-}
-
-/// A new box, filled with `seq` without a copy.
-#[inline]
-pub fn fresh<P: Inline>(seq: u64) -> Box<P> {
-    let mut place = Box::new_uninit();
-    P::init(&mut place, seq);
-    // SAFETY: `init` writes all of it.
-    unsafe { place.assume_init() }
 }

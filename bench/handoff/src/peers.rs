@@ -4,14 +4,14 @@
 //! boxes* (two boxes circulate and return through a second queue of the same kind) and *fresh boxes* (the sender
 //! allocates, the receiver frees). A queue that exposes its slots is used in place as well.
 
+use std::convert::Infallible;
 use std::hint::spin_loop;
-use std::marker::PhantomData;
 use std::sync::{Arc, mpsc};
 
 use ringbuf::traits::{Consumer as _, Observer as _, Producer as _, Raw as _, Split as _};
 
 use crate::measure::{Rx, Subjects, Tx, Wait};
-use crate::payload::{Block1M, Block4K, Inline, Payload, fresh};
+use crate::payload::{Block1M, Block4K, Inline, Payload};
 
 /// A queue of two, by value, with calls that wait.
 trait Queue: 'static {
@@ -21,70 +21,6 @@ trait Queue: 'static {
     fn pair<T: Send + 'static>() -> (Self::Tx<T>, Self::Rx<T>);
     fn send<T: Send + 'static>(tx: &mut Self::Tx<T>, item: T);
     fn recv<T: Send + 'static>(rx: &mut Self::Rx<T>) -> T;
-}
-
-/// A queue of two, by value, with calls that do not wait.
-trait TryQueue: 'static {
-    type Tx<T: Send + 'static>: Send;
-    type Rx<T: Send + 'static>: Send;
-
-    fn pair<T: Send + 'static>() -> (Self::Tx<T>, Self::Rx<T>);
-    fn try_send<T: Send + 'static>(tx: &mut Self::Tx<T>, item: T) -> Result<(), T>;
-    fn try_recv<T: Send + 'static>(rx: &mut Self::Rx<T>) -> Option<T>;
-}
-
-/// A busy loop around the calls that do not wait.
-struct Busy<Q>(PhantomData<Q>);
-
-impl<Q: TryQueue> Queue for Busy<Q> {
-    type Tx<T: Send + 'static> = Q::Tx<T>;
-    type Rx<T: Send + 'static> = Q::Rx<T>;
-
-    fn pair<T: Send + 'static>() -> (Q::Tx<T>, Q::Rx<T>) {
-        Q::pair()
-    }
-
-    #[inline]
-    fn send<T: Send + 'static>(tx: &mut Q::Tx<T>, mut item: T) {
-        while let Err(back) = Q::try_send(tx, item) {
-            item = back;
-            spin_loop();
-        }
-    }
-
-    #[inline]
-    fn recv<T: Send + 'static>(rx: &mut Q::Rx<T>) -> T {
-        loop {
-            if let Some(item) = Q::try_recv(rx) {
-                return item;
-            }
-            spin_loop();
-        }
-    }
-}
-
-/// `TryQueue` for a marker type: the two ends, how to make them, and the two calls.
-macro_rules! try_queue {
-    ($queue:ident: $tx:ty, $rx:ty, $pair:expr,
-     |$t:ident, $item:ident| $send:expr, |$r:ident| $recv:expr) => {
-        struct $queue;
-        impl TryQueue for $queue {
-            type Tx<T: Send + 'static> = $tx;
-            type Rx<T: Send + 'static> = $rx;
-
-            fn pair<T: Send + 'static>() -> (Self::Tx<T>, Self::Rx<T>) {
-                $pair
-            }
-            #[inline]
-            fn try_send<T: Send + 'static>($t: &mut Self::Tx<T>, $item: T) -> Result<(), T> {
-                $send
-            }
-            #[inline]
-            fn try_recv<T: Send + 'static>($r: &mut Self::Rx<T>) -> Option<T> {
-                $recv
-            }
-        }
-    };
 }
 
 /// `Queue` for a marker type: the two ends, how to make them, and the two calls.
@@ -110,16 +46,38 @@ macro_rules! queue {
     };
 }
 
-try_queue!(Rtrb: rtrb::Producer<T>, rtrb::Consumer<T>, rtrb::RingBuffer::new(2),
-    |tx, item| tx.push(item).map_err(|rtrb::PushError::Full(item)| item), |rx| rx.pop().ok());
+/// Repeats a call that does not wait, and returns the item until there is room for it.
+#[inline]
+fn busy_send<T>(mut item: T, mut send: impl FnMut(T) -> Result<(), T>) -> Result<(), Infallible> {
+    while let Err(back) = send(item) {
+        item = back;
+        spin_loop();
+    }
+    Ok(())
+}
+
+/// Polls until there is something.
+#[inline]
+fn busy<R>(mut look: impl FnMut() -> Option<R>) -> R {
+    loop {
+        if let Some(found) = look() {
+            return found;
+        }
+        spin_loop();
+    }
+}
+
+queue!(Rtrb: rtrb::Producer<T>, rtrb::Consumer<T>, rtrb::RingBuffer::new(2),
+    |tx, item| busy_send(item, |item| tx.push(item).map_err(|rtrb::PushError::Full(item)| item)),
+    |rx| Ok::<_, Infallible>(busy(|| rx.pop().ok())));
 
 type SharedArray<T> = Arc<crossbeam_queue::ArrayQueue<T>>;
-try_queue!(ArrayQueue: SharedArray<T>, SharedArray<T>,
+queue!(ArrayQueue: SharedArray<T>, SharedArray<T>,
     { let queue = Arc::new(crossbeam_queue::ArrayQueue::new(2)); (queue.clone(), queue) },
-    |tx, item| tx.push(item), |rx| rx.pop());
+    |tx, item| busy_send(item, |item| tx.push(item)), |rx| Ok::<_, Infallible>(busy(|| rx.pop())));
 
-try_queue!(Ringbuf: ringbuf::HeapProd<T>, ringbuf::HeapCons<T>, ringbuf::HeapRb::new(2).split(),
-    |tx, item| tx.try_push(item), |rx| rx.try_pop());
+queue!(Ringbuf: ringbuf::HeapProd<T>, ringbuf::HeapCons<T>, ringbuf::HeapRb::new(2).split(),
+    |tx, item| busy_send(item, |item| tx.try_push(item)), |rx| Ok::<_, Infallible>(busy(|| rx.try_pop())));
 
 queue!(Crossbeam: crossbeam_channel::Sender<T>, crossbeam_channel::Receiver<T>, crossbeam_channel::bounded(2),
     |tx, item| tx.send(item), |rx| rx.recv());
@@ -133,23 +91,23 @@ type BlockingRx<T> = ringbuf_blocking::BlockingCons<BlockingRb<T>>;
 queue!(RingbufBlocking: BlockingTx<T>, BlockingRx<T>, ringbuf_blocking::BlockingHeapRb::new(2).split(),
     |tx, item| tx.push(item), |rx| rx.pop());
 
-/// An end of a queue whose items are the numbers themselves, without a box.
-struct MovedTx<Q: Queue>(Q::Tx<u64>);
-struct MovedRx<Q: Queue>(Q::Rx<u64>);
+/// An end of a queue whose items go one way: the sender makes them, and the receiver drops them.
+struct OneWayTx<Q: Queue, P: Payload>(Q::Tx<P>);
+struct OneWayRx<Q: Queue, P: Payload>(Q::Rx<P>);
 
-fn moved<Q: Queue>() -> (MovedTx<Q>, MovedRx<Q>) {
+fn one_way<Q: Queue, P: Payload>() -> (OneWayTx<Q, P>, OneWayRx<Q, P>) {
     let (tx, rx) = Q::pair();
-    (MovedTx(tx), MovedRx(rx))
+    (OneWayTx(tx), OneWayRx(rx))
 }
 
-impl<Q: Queue> Tx for MovedTx<Q> {
+impl<Q: Queue, P: Payload> Tx for OneWayTx<Q, P> {
     #[inline]
     fn send(&mut self, seq: u64) {
-        Q::send(&mut self.0, seq);
+        Q::send(&mut self.0, P::made(seq));
     }
 }
 
-impl<Q: Queue> Rx for MovedRx<Q> {
+impl<Q: Queue, P: Payload> Rx for OneWayRx<Q, P> {
     #[inline]
     fn recv(&mut self) -> u64 {
         Q::recv(&mut self.0).sum()
@@ -164,7 +122,7 @@ fn recycled<Q: Queue, P: Inline>() -> (RecycledTx<Q, P>, RecycledRx<Q, P>) {
     let (tx, rx) = Q::pair();
     let (mut back_tx, back_rx) = Q::pair();
     for _ in 0..2 {
-        Q::send(&mut back_tx, Payload::new());
+        Q::send(&mut back_tx, Payload::made(0));
     }
     (RecycledTx(tx, back_rx), RecycledRx(rx, back_tx))
 }
@@ -188,29 +146,6 @@ impl<Q: Queue, P: Inline> Rx for RecycledRx<Q, P> {
     }
 }
 
-/// An end that passes boxes in one direction: the sender allocates, the receiver frees.
-struct FreshTx<Q: Queue, P: Inline>(Q::Tx<Box<P>>);
-struct FreshRx<Q: Queue, P: Inline>(Q::Rx<Box<P>>);
-
-fn boxed<Q: Queue, P: Inline>() -> (FreshTx<Q, P>, FreshRx<Q, P>) {
-    let (tx, rx) = Q::pair();
-    (FreshTx(tx), FreshRx(rx))
-}
-
-impl<Q: Queue, P: Inline> Tx for FreshTx<Q, P> {
-    #[inline]
-    fn send(&mut self, seq: u64) {
-        Q::send(&mut self.0, fresh(seq));
-    }
-}
-
-impl<Q: Queue, P: Inline> Rx for FreshRx<Q, P> {
-    #[inline]
-    fn recv(&mut self) -> u64 {
-        Q::recv(&mut self.0).sum()
-    }
-}
-
 /// A queue that exposes its slots: how to wait for the next one and fill or read it in place.
 macro_rules! in_place {
     ([$($p:ident: $bound:path)?] $tx:ty, |$t:ident, $seq:ident| $send:expr; $rx:ty, |$r:ident| $recv:expr) => {
@@ -229,17 +164,6 @@ macro_rules! in_place {
             }
         }
     };
-}
-
-/// Polls until there is something.
-#[inline]
-fn busy<R>(mut look: impl FnMut() -> Option<R>) -> R {
-    loop {
-        if let Some(found) = look() {
-            return found;
-        }
-        spin_loop();
-    }
 }
 
 in_place!([P: Inline] rtrb::Producer<P>, |tx, seq| {
@@ -303,7 +227,7 @@ struct Keep;
 
 impl<P: Payload> thingbuf::Recycle<P> for Keep {
     fn new_element(&self) -> P {
-        P::new()
+        P::made(0)
     }
 
     #[inline]
@@ -327,20 +251,20 @@ in_place!([P: Payload] thingbuf::mpsc::blocking::Sender<P, Keep>, |tx, seq| {
 
 /// A queue by value, with all payloads.
 fn by_value<Q: Queue>(list: &mut Subjects, wait: Wait, name: &'static str) {
-    list.words((wait, name, "moved"), moved::<Q>);
+    list.words((wait, name, "moved"), one_way::<Q, u64>);
     large::<Q, Block4K>(list, wait, name);
     large::<Q, Block1M>(list, wait, name);
 }
 
 fn large<Q: Queue, P: Inline>(list: &mut Subjects, wait: Wait, name: &'static str) {
     list.stream::<P, _, _>((wait, name, "recycled boxes"), recycled::<Q, P>);
-    list.stream::<P, _, _>((wait, name, "fresh boxes"), boxed::<Q, P>);
+    list.stream::<P, _, _>((wait, name, "fresh boxes"), one_way::<Q, Box<P>>);
 }
 
 pub fn add(list: &mut Subjects) {
-    by_value::<Busy<Rtrb>>(list, Wait::Spin, "rtrb");
-    by_value::<Busy<ArrayQueue>>(list, Wait::Spin, "crossbeam-queue");
-    by_value::<Busy<Ringbuf>>(list, Wait::Spin, "ringbuf");
+    by_value::<Rtrb>(list, Wait::Spin, "rtrb");
+    by_value::<ArrayQueue>(list, Wait::Spin, "crossbeam-queue");
+    by_value::<Ringbuf>(list, Wait::Spin, "ringbuf");
     by_value::<Crossbeam>(list, Wait::SpinPark, "crossbeam-channel");
     by_value::<Std>(list, Wait::SpinPark, "std sync_channel");
     by_value::<Kanal>(list, Wait::SpinPark, "kanal");
