@@ -371,29 +371,33 @@ mod tests {
         }
     }
 
-    /// Times are fixed, because the table is compared.
+    /// Returns the line of each step of these phases, in milliseconds, and the table. A step takes `total`.
+    fn measured(steps: &[&[(&'static str, u64)]], total: u64) -> (Vec<String>, String) {
+        let (at, mut table) = (Instant::now(), Table::default());
+        let lines = steps.iter().map(|phases| {
+            let mut line = String::new();
+            phases.iter().for_each(|(name, ms)| table.count(name, at, Duration::from_millis(*ms)));
+            table.end_step(at + Duration::from_millis(total), Some(&mut line));
+            line
+        });
+        (lines.collect(), table.summary())
+    }
+
     #[test]
     fn the_table() {
-        let ms = Duration::from_millis;
-        let (at, mut table) = (Instant::now(), Table::default());
-        for (step, expected) in [
-            " load 10.000 other 90.000 total 100.000 ms",
-            " load 20.000 forward 50.000 other 30.000 total 100.000 ms",
-            " load 30.000 other 70.000 total 100.000 ms",
-            " load 40.000 forward 50.000 other 10.000 total 100.000 ms",
-        ]
-        .into_iter()
-        .enumerate()
-        {
-            table.count("load", at, ms(10 * (step as u64 + 1)));
-            if step % 2 == 1 {
-                table.count("forward", at, ms(50));
-            }
-            let mut line = String::new();
-            table.end_step(at + ms(100), Some(&mut line));
-            assert_eq!(line, expected);
-        }
-        let text = table.summary();
+        let load = |ms| ("load", ms);
+        let forward = ("forward", 50);
+        let steps = [&[load(10)][..], &[load(20), forward], &[load(30)], &[load(40), forward]];
+        let (lines, text) = measured(&steps, 100);
+        assert_eq!(
+            lines,
+            [
+                " load 10.000 other 90.000 total 100.000 ms",
+                " load 20.000 forward 50.000 other 30.000 total 100.000 ms",
+                " load 30.000 other 70.000 total 100.000 ms",
+                " load 40.000 forward 50.000 other 10.000 total 100.000 ms",
+            ]
+        );
         assert_eq!(
             text,
             "\
@@ -408,20 +412,10 @@ total               100.000    100.000 100.0 %"
 
     #[test]
     fn a_phase_of_micro_steps_is_shown_for_each_of_them() {
-        let ms = Duration::from_millis;
-        let (at, mut table) = (Instant::now(), Table::default());
-        let mut line = String::new();
-        for _ in 0..2 {
-            for micro in 0..4 {
-                table.count("load", at, ms(1));
-                table.count("forward", at, ms(10 + micro));
-            }
-            table.count("optimizer", at, ms(8));
-            line.clear();
-            table.end_step(at + ms(60), Some(&mut line));
-        }
-        assert_eq!(line, " load 4.000 forward 46.000 optimizer 8.000 other 2.000 total 60.000 ms");
-        let text = table.summary();
+        let micro = (0..4).flat_map(|micro| [("load", 1), ("forward", 10 + micro)]);
+        let step: Vec<_> = micro.chain([("optimizer", 8)]).collect();
+        let (lines, text) = measured(&[&step, &step], 60);
+        assert_eq!(lines[1], " load 4.000 forward 46.000 optimizer 8.000 other 2.000 total 60.000 ms");
         assert_eq!(
             text,
             "\

@@ -2,13 +2,15 @@
 
 use std::collections::BTreeSet;
 use std::io::{self, BufRead, BufReader, Read};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::task::Poll;
 
 use crate::common::trace::{self, nanos, span};
 use crate::common::{RECORD, Reads, files, nothing, open, plan};
 use serde_json::{Value, json};
+use tempfile::TempDir;
+use twinbuf::loader::LoaderBuilder;
 use twinbuf::observe::{LoopRecorder, Trace};
 use twinbuf::{Error, Loader, Plan, Shuffle};
 
@@ -17,6 +19,18 @@ fn unclosed(path: &Path) -> Vec<Value> {
     let text = std::fs::read_to_string(path).unwrap();
     assert!(!text.trim_end().ends_with(']'), "it could close the list");
     serde_json::from_str(&(text + "]")).unwrap()
+}
+
+/// A folder, and the path of a trace in it.
+fn place() -> (TempDir, PathBuf) {
+    let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let path = dir.path().join("trace.json");
+    (dir, path)
+}
+
+/// A loader whose epochs have `records / 8` batches.
+fn traced(records: u64, trace: impl Into<Trace>) -> LoaderBuilder {
+    Loader::builder(Reads(records, RECORD, nothing), plan(records, 8)).trace(trace)
 }
 
 /// Returns the command that runs `test` of this program in another process. `variable` is set to the path of its trace.
@@ -99,8 +113,7 @@ fn the_events_of_the_first_epochs() {
 /// Each epoch ends before the next one begins, in which the loop waits for its first item.
 #[test]
 fn the_epochs_of_any_loop_are_one_after_the_other() {
-    let dir = tempfile::tempdir().unwrap();
-    let path = dir.path().join("trace.json");
+    let (_dir, path) = place();
     let mut recorder = LoopRecorder::new(None, Some(Trace::new(&path)), false).unwrap();
     let (start, mut steps) = (std::time::Instant::now(), 0);
     let mut later = || {
@@ -166,8 +179,7 @@ const VICTIM: &str = "TWINBUF_TEST_TRACE_OF_VICTIM";
 #[test]
 fn a_killed_program_leaves_whole_events() {
     if let Some(path) = std::env::var_os(VICTIM) {
-        let dataset = Reads(80, RECORD, nothing);
-        let mut loader = Loader::builder(dataset, plan(80, 8)).trace(Trace::new(path)).build().unwrap();
+        let mut loader = traced(80, path).build().unwrap();
         assert_eq!(loader.epoch(4).count(), 10);
         let _batch = loader.epoch(5).next();
         println!("\nin the second epoch");
@@ -175,8 +187,7 @@ fn a_killed_program_leaves_whole_events() {
         let _ = io::stdin().read(&mut [0]);
         return;
     }
-    let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
-    let path = dir.path().join("trace.json");
+    let (_dir, path) = place();
     let mut victim = again("a_killed_program_leaves_whole_events", VICTIM, &path);
     let mut victim = victim.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
     let lines = BufReader::new(victim.stdout.take().unwrap()).lines();
@@ -197,20 +208,19 @@ fn a_killed_program_leaves_whole_events() {
 #[test]
 #[cfg(unix)]
 fn one_file_under_several_names_is_one_file() {
-    let (dir, paths) = files(&[40]);
+    let (dir, path) = place();
     std::fs::create_dir(dir.path().join("x")).unwrap();
     std::os::unix::fs::symlink("trace.json", dir.path().join("link.json")).unwrap();
     let names = ["trace.json", "x/../trace.json", "link.json"];
     // The first name may be of a link to a file that does not exist yet.
     for (first, second) in [(names[0], names[1]), (names[1], names[2]), (names[2], names[0])] {
-        let _ = std::fs::remove_file(dir.path().join("trace.json"));
-        let build = |name| Loader::builder(open(&paths), plan(40, 8)).trace(dir.path().join(name)).build();
-        let (mut one, mut other) = (build(first).unwrap(), build(second).unwrap());
+        let _ = std::fs::remove_file(&path);
+        let build = |name| traced(40, dir.path().join(name)).build().unwrap();
+        let (mut one, mut other) = (build(first), build(second));
         assert_eq!((one.epoch(0).count(), other.epoch(0).count()), (5, 5));
         one.close().unwrap();
         other.close().unwrap();
-        let events = trace::events(&dir.path().join("trace.json"));
-        assert_eq!(named(&events, "train").len(), 10, "{first}, {second}");
+        assert_eq!(named(&trace::events(&path), "train").len(), 10, "{first}, {second}");
     }
 }
 
@@ -218,9 +228,9 @@ fn one_file_under_several_names_is_one_file() {
 #[test]
 #[cfg(unix)]
 fn a_file_that_was_moved_is_another_file() {
-    let (dir, paths) = files(&[40]);
-    let [path, moved] = ["trace.json", "moved.json"].map(|name| dir.path().join(name));
-    let build = |path| Loader::builder(open(&paths), plan(40, 8)).trace(path).build().unwrap();
+    let (dir, path) = place();
+    let moved = dir.path().join("moved.json");
+    let build = |path| traced(40, path).build().unwrap();
     for removed in [false, true] {
         let mut one = build(&path);
         assert_eq!(one.epoch(0).count(), 5);
@@ -242,10 +252,8 @@ fn a_file_that_was_moved_is_another_file() {
 #[test]
 #[cfg(unix)]
 fn a_forked_process_has_a_file_of_its_own() {
-    let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
-    let path = dir.path().join("trace.json");
-    let build =
-        || Loader::builder(Reads(40, RECORD, nothing), plan(40, 8)).overlap(false).trace(&path).build();
+    let (_dir, path) = place();
+    let build = || traced(40, &path).overlap(false).build();
     let _parents = build().unwrap();
     assert!(crate::common::forked::forked(|| {
         let (mut one, mut other) = (build().unwrap(), build().unwrap());
@@ -262,26 +270,26 @@ fn a_trace_opens_while_the_write_to_another_waits() {
     use std::io::Write;
     use std::os::unix::fs::OpenOptionsExt;
 
-    let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let (dir, path) = place();
     let fifo = dir.path().join("trace.fifo");
     assert!(Command::new("mkfifo").arg(&fifo).status().unwrap().success());
     let options = std::fs::File::options().read(true).write(true).custom_flags(libc::O_NONBLOCK).clone();
     let mut full = options.open(&fifo).unwrap();
     while full.write(&[0; 4096]).is_ok() {}
-    let traced = |path: &Path| LoopRecorder::new(None, Some(Trace::new(path)), false).map(drop);
+    let record = |path: &Path| LoopRecorder::new(None, Some(Trace::new(path)), false).map(drop);
     let (send, thread) = std::sync::mpsc::channel();
     std::thread::scope(|scope| {
         let waits = scope.spawn(|| {
             // SAFETY: takes no pointer.
             send.send(unsafe { libc::gettid() }).unwrap();
-            traced(&fifo)
+            record(&fifo)
         });
         let call = format!("/proc/self/task/{}/syscall", thread.recv().unwrap());
         let is_write = |call: String| call.starts_with(&format!("{} ", libc::SYS_write));
         while std::fs::read_to_string(&call).is_ok_and(|call| !is_write(call)) {
             std::thread::yield_now();
         }
-        let opens = crate::common::forked::forked(|| traced(&dir.path().join("trace.json")).is_ok());
+        let opens = crate::common::forked::forked(|| record(&path).is_ok());
         // Room for the rest.
         while full.read(&mut [0; 4096]).is_ok() {}
         waits.join().unwrap().unwrap();
@@ -299,21 +307,17 @@ fn fails(found: &Result<(), Error>, wanted: &Path, kind: io::ErrorKind) {
 #[test]
 #[cfg(target_os = "linux")]
 fn a_full_disk_stops_the_trace_and_not_the_training() {
-    let (_dir, paths) = files(&[4000]);
     // Opened like a file; every write to it fails with ENOSPC.
-    let builder = Loader::builder(open(&paths), plan(4000, 8)).trace(Trace::new("/dev/full"));
-    fails(&builder.build().map(drop), Path::new("/dev/full"), io::ErrorKind::StorageFull);
+    fails(&traced(4000, "/dev/full").build().map(drop), Path::new("/dev/full"), io::ErrorKind::StorageFull);
 }
 
 #[test]
 #[cfg(unix)]
 fn a_write_that_fails_later_is_told_by_close() {
-    let (dir, paths) = files(&[4000]);
     for overlap in [false, true] {
-        let fifo = dir.path().join(format!("{overlap}.fifo"));
+        let (_dir, fifo) = place();
         let mut reader = reader(&fifo, false);
-        let builder = Loader::builder(open(&paths), plan(4000, 8)).overlap(overlap);
-        let mut loader = builder.trace(Trace::new(&fifo)).build().unwrap();
+        let mut loader = traced(4000, &fifo).overlap(overlap).build().unwrap();
         // Every write fails with EPIPE from now on.
         assert!(reader.wait().unwrap().success());
         for epoch in 0..2 {
@@ -327,12 +331,10 @@ fn a_write_that_fails_later_is_told_by_close() {
 #[test]
 #[cfg(unix)]
 fn a_write_that_only_close_does_is_told_too() {
-    let (dir, paths) = files(&[160]);
-    let fifo = dir.path().join("trace.fifo");
+    let (_dir, fifo) = place();
     let mut reader = reader(&fifo, true);
     // Without overlap, all events are written by the end of the epoch: `close` writes the bracket alone.
-    let mut loader =
-        Loader::builder(open(&paths), plan(160, 8)).overlap(false).trace(Trace::new(&fifo)).build().unwrap();
+    let mut loader = traced(160, &fifo).overlap(false).build().unwrap();
     assert!(loader.epoch(0).all(|batch| batch.is_ok()));
     // `wait` also closes its standard input.
     assert!(reader.wait().unwrap().success());
@@ -350,14 +352,12 @@ fn a_limit_on_the_size_of_files_leaves_whole_events() {
         let limit = libc::rlimit { rlim_cur: 120_001, rlim_max: 120_001 };
         // SAFETY: the kernel reads `limit`, a live local.
         assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_FSIZE, &raw const limit) }, 0);
-        let dataset = Reads(4000, RECORD, nothing);
-        let mut loader = Loader::builder(dataset, plan(4000, 8)).trace(Trace::new(path)).build().unwrap();
+        let mut loader = traced(4000, path).build().unwrap();
         assert_eq!(loader.epoch(0).count(), 500);
         assert!(matches!(loader.close(), Err(Error::Trace { .. })));
         return;
     }
-    let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
-    let path = dir.path().join("trace.json");
+    let (_dir, path) = place();
     let test = "a_limit_on_the_size_of_files_leaves_whole_events";
     let limited = again(test, LIMITED, &path).output().unwrap();
     assert!(limited.status.success(), "{}", String::from_utf8_lossy(&limited.stderr));
@@ -368,7 +368,7 @@ fn a_limit_on_the_size_of_files_leaves_whole_events() {
 #[test]
 #[cfg(target_os = "linux")]
 fn a_write_that_stops_in_the_middle_leaves_whole_events() {
-    let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let (dir, path) = place();
     let at = std::ffi::CString::new(dir.path().to_str().unwrap()).unwrap();
     // SAFETY: all strings end with a zero.
     let mounted = unsafe {
@@ -378,9 +378,7 @@ fn a_write_that_stops_in_the_middle_leaves_whole_events() {
         eprintln!("not checked: mount: {}", io::Error::last_os_error());
         return;
     }
-    let path = dir.path().join("trace.json");
-    let dataset = Reads(4000, RECORD, nothing);
-    let mut loader = Loader::builder(dataset, plan(4000, 8)).trace(Trace::new(&path)).build().unwrap();
+    let mut loader = traced(4000, &path).build().unwrap();
     let batches = loader.epoch(0).count();
     let closed = loader.close();
     let events = std::panic::catch_unwind(|| unclosed(&path));
@@ -449,8 +447,7 @@ fn traces_add_up_to_the_reports() {
 
 #[test]
 fn every_hook_of_a_generator_is_in_the_trace() {
-    let dir = tempfile::tempdir().unwrap();
-    let path = dir.path().join("trace.json");
+    let (_dir, path) = place();
     let make = |_: u64, _: &mut u64| Ok::<(), std::io::Error>(());
     let hook = |_: u64| Ok::<(), std::io::Error>(());
     let mut generator = twinbuf::generate(make).before(hook).trace(&path).build().unwrap();
@@ -466,8 +463,7 @@ fn every_hook_of_a_generator_is_in_the_trace() {
 
 #[test]
 fn a_driven_worker_that_has_left_completes_the_trace() {
-    let dir = tempfile::tempdir().unwrap();
-    let path = dir.path().join("trace.json");
+    let (_dir, path) = place();
     let mut pipe = twinbuf::pipe::builder(vec![0_u64; 2]).driven().trace(&path).build().unwrap();
     let mut worker = pipe.driven().pop().unwrap();
     pipe.begin(0, 0..2_u64, u64::MAX);

@@ -67,6 +67,22 @@ fn ticket(step: u64) -> Ticket {
     Ticket { seq: step, place: Place { step, ..Place::default() }, ..Ticket::default() }
 }
 
+/// The times of a load.
+fn load(start: Instant, end: Instant) -> LoadTimes {
+    LoadTimes { end, ..LoadTimes::new(start) }
+}
+
+/// Records a step: when its batch was asked for, loaded and received.
+fn step(recorder: &mut Recorder, ticket: Ticket, asked: Instant, load: &LoadTimes, received: Instant) {
+    recorder.asked(ticket.place, asked, None);
+    recorder.received(ticket, 0, load, received, None);
+}
+
+/// Runs on another thread: loops on one thread are pauses of each other.
+fn elsewhere<R: Send>(run: impl FnOnce() -> R + Send) -> R {
+    std::thread::scope(|scope| scope.spawn(run).join().unwrap())
+}
+
 /// Checks the verdict, and that each of these is in the advice, which has one to four lines here.
 #[track_caller]
 fn says(report: &Report, verdict: Verdict, words: &[&str]) {
@@ -198,7 +214,7 @@ fn copies_in_the_first_step_are_left_out() {
             _ => (at(900 + 100 * step), at(905 + 100 * step)),
         };
         recorder.asked(ticket(step).place, at(900 + 100 * step), step.checked_sub(1).map(copy));
-        let load = LoadTimes { end: at(900 + 100 * step), ..LoadTimes::new(at(810 + 100 * step)) };
+        let load = load(at(810 + 100 * step), at(900 + 100 * step));
         recorder.received(ticket(step), 0, &load, at(990 + 100 * step), None);
     }
     recorder.ended(at(2000));
@@ -219,14 +235,11 @@ fn copies_in_the_first_step_are_left_out() {
 fn a_wait_for_a_load_is_no_wait_for_a_device() {
     let (mut recorder, at) = recorder();
     recorder.report.settings.workers = 4;
-    for step in 0..12 {
-        recorder.asked(ticket(step).place, at(100 * step), None);
-        let load = LoadTimes {
-            since: at((100 * step).saturating_sub(300)),
-            end: at(100 * step + 90),
-            ..LoadTimes::new(at(100 * step))
-        };
-        recorder.received(ticket(step), 0, &load, at(100 * step + 90), None);
+    for number in 0..12 {
+        let (asked, received) = (at(100 * number), at(100 * number + 90));
+        let since = at((100 * number).saturating_sub(300));
+        let load = LoadTimes { since, ..load(asked, received) };
+        step(&mut recorder, ticket(number), asked, &load, received);
     }
     recorder.ended(at(1200));
     let found = recorder.report().with_transfers(12, ms(10), 1);
@@ -284,25 +297,21 @@ fn loads_outside_of_the_loop_are_not_busy_time_of_it() {
     let (mut recorder, at) = recorder();
     // The loads of the first 8 of 10 batches are over when the loop begins, at 800 ms. Those of the others take all of a
     // pause of 50 ms each. The loop waits for 10 ms and uses for 10 ms.
-    std::thread::scope(|scope| {
-        scope.spawn(|| {
-            for step in 0..10 {
-                let (asked, load) = match step {
-                    0..8 => (800 + 20 * step, (100 * step, 100 * step + 100)),
-                    _ => (450 + 70 * step, (400 + 70 * step, 450 + 70 * step)),
-                };
-                if step > 7 {
-                    log::pause((at(asked - 50), at(asked)));
-                }
-                recorder.asked(ticket(step).place, at(asked), None);
-                let load = LoadTimes { end: at(load.1), ..LoadTimes::new(at(load.0)) };
-                recorder.received(ticket(step), 0, &load, at(asked + 10), None);
+    elsewhere(|| {
+        for number in 0..10 {
+            let (asked, start, end) = match number {
+                0..8 => (800 + 20 * number, 100 * number, 100 * number + 100),
+                _ => (450 + 70 * number, 400 + 70 * number, 450 + 70 * number),
+            };
+            if number > 7 {
+                log::pause((at(asked - 50), at(asked)));
             }
-            recorder.ended(at(1100));
-            let found = recorder.report();
-            assert_eq!((found.loads(), found.parts.outside), (ms(900), ms(900)));
-            says(&found, Verdict::Balanced, &["Loads take 0.0 %, less than the use (50 %)"]);
-        });
+            step(&mut recorder, ticket(number), at(asked), &load(at(start), at(end)), at(asked + 10));
+        }
+        recorder.ended(at(1100));
+        let found = recorder.report();
+        assert_eq!((found.loads(), found.parts.outside), (ms(900), ms(900)));
+        says(&found, Verdict::Balanced, &["Loads take 0.0 %, less than the use (50 %)"]);
     });
     says(&report(100, 900, 3000), Verdict::LoadBound, &["busy for 100 % of the time"]);
 }
@@ -312,18 +321,15 @@ fn loads_outside_of_the_loop_are_not_busy_time_of_it() {
 fn a_wait_in_a_pause_is_no_wait_for_a_slot_of_the_loop() {
     let (mut recorder, at) = recorder();
     // Each step takes 200 ms: a wait and a use of 10 ms each, and a pause. Each load waits for 300 ms.
-    std::thread::scope(|scope| {
-        scope.spawn(|| {
-            for step in 2..12 {
-                log::pause((at(200 * step - 180), at(200 * step)));
-                recorder.asked(ticket(step).place, at(200 * step), None);
-                let (since, start) = (200 * step - 310, 200 * step - 10);
-                let freed = Some(Freed { number: 99, at: at(start) });
-                let load = LoadTimes { since: at(since), freed, end: at(start), ..LoadTimes::new(at(start)) };
-                recorder.received(ticket(step), 0, &load, at(200 * step + 10), None);
-            }
-            recorder.ended(at(2420));
-        });
+    elsewhere(|| {
+        for number in 2..12 {
+            log::pause((at(200 * number - 180), at(200 * number)));
+            let (since, start) = (at(200 * number - 310), at(200 * number - 10));
+            let freed = Some(Freed { number: 99, at: start });
+            let load = LoadTimes { since, freed, ..LoadTimes::new(start) };
+            step(&mut recorder, ticket(number), at(200 * number), &load, at(200 * number + 10));
+        }
+        recorder.ended(at(2420));
     });
     let found = recorder.report();
     // The first load waits before the loop.
@@ -347,16 +353,12 @@ fn loads_in_pauses_are_in_no_bound() {
 fn a_bound_counts_the_loads_that_a_long_first_step_may_take() {
     let (mut recorder, at) = recorder();
     recorder.report.settings.depth = 2;
-    let load = |start, end| LoadTimes { end: at(end), ..LoadTimes::new(at(start)) };
-    recorder.asked(ticket(0).place, at(0), None);
-    recorder.received(ticket(0), 0, &load(0, 20), at(20), None);
-    recorder.asked(ticket(1).place, at(5000), None);
-    recorder.received(ticket(1), 0, &load(20, 40), at(5000), None);
-    for step in 2..50 {
-        let end = 6000 + 20 * (step - 2);
-        recorder.asked(ticket(step).place, at(if step == 2 { 5010 } else { end - 10 }), None);
-        let start = if step == 2 { 5000 } else { end - 20 };
-        recorder.received(ticket(step), 0, &load(start, end), at(end), None);
+    step(&mut recorder, ticket(0), at(0), &load(at(0), at(20)), at(20));
+    step(&mut recorder, ticket(1), at(5000), &load(at(20), at(40)), at(5000));
+    step(&mut recorder, ticket(2), at(5010), &load(at(5000), at(6000)), at(6000));
+    for number in 3..50 {
+        let end = 5960 + 20 * number;
+        step(&mut recorder, ticket(number), at(end - 10), &load(at(end - 20), at(end)), at(end));
     }
     recorder.ended(at(6950));
     let report = recorder.report();
@@ -427,7 +429,7 @@ fn loads_of_the_caller_in_later_starts_are_left_out_too() {
         let at = |ms: u64| at(100 * iteration + ms);
         for (step, asked, start, end) in [(0, 0, 0, 40), (1, 50, 35, 60)] {
             recorder.asked(ticket(step).place, at(asked), None);
-            let load = LoadTimes { end: at(end), ..LoadTimes::new(at(start)) };
+            let load = load(at(start), at(end));
             if step == 0 {
                 recorder.helped(ticket(step).place, &load);
             }
@@ -457,25 +459,24 @@ fn the_verdict_is_without_the_first_step() {
     }
     // One that takes as long as the others is not mentioned, and neither are its loads.
     let (mut recorder, at) = recorder();
-    for step in 0..11 {
-        recorder.asked(ticket(step).place, at(100 * step), None);
+    for number in 0..11 {
         // The loads of the first two batches end in the first step. Each of the others waits for a slot before.
-        let (since, load) = match step {
-            0 => (0, (0, 20)),
-            1 => (0, (20, 90)),
-            _ => (100 * step - 110, (100 * step - 50, 100 * step + 20)),
+        let (since, start, end) = match number {
+            0 => (0, 0, 20),
+            1 => (0, 20, 90),
+            _ => (100 * number - 110, 100 * number - 50, 100 * number + 20),
         };
-        let freed = (step > 1).then(|| Freed { number: 99, at: at(load.0) });
-        let load = LoadTimes { since: at(since), freed, end: at(load.1), ..LoadTimes::new(at(load.0)) };
-        recorder.received(ticket(step), 0, &load, at(100 * step + 20), None);
+        let freed = (number > 1).then(|| Freed { number: 99, at: at(start) });
+        let load = LoadTimes { since: at(since), freed, ..load(at(start), at(end)) };
+        step(&mut recorder, ticket(number), at(100 * number), &load, at(100 * number + 20));
     }
     recorder.ended(at(1100));
     let found = recorder.report();
     assert_eq!((found.first.busy, found.first.waiting), (ms(80), ms(20)));
-    let step = found.first_step;
-    assert_eq!((step.loads, step.start_loads, step.helped), (ms(90), ms(20), ms(0)));
+    let first = found.first_step;
+    assert_eq!((first.loads, first.start_loads, first.helped), (ms(90), ms(20), ms(0)));
     // The load of the third batch waits from 90 ms on, for 10 ms in the first step.
-    assert_eq!((step.slot_waits, step.full, found.parts.full), (ms(20 + 10), ms(10), ms(9 * 60)));
+    assert_eq!((first.slot_waits, first.full, found.parts.full), (ms(20 + 10), ms(10), ms(9 * 60)));
     let words = "Balanced: the loop waits for batches for 20 % of the time. Loads take 63 %";
     says(&found, Verdict::Balanced, &[words]);
 }
@@ -488,15 +489,12 @@ fn a_wait_that_brings_nothing_is_no_step() {
         let lines = lines.clone();
         move |line| lines.lock().unwrap().push(line.to_string())
     });
-    let created = Instant::now();
-    let at = |after| created + ms(after);
-    let mut recorder =
-        Recorder::new(Track::default(), breakdown.clone(), Report::new(Kind::Batches, Settings::default()));
-    recorder.asked(ticket(0).place, created.checked_sub(ms(5000)).unwrap_or(created), None);
-    recorder.ended(created);
+    let (mut recorder, at) = recorder();
+    recorder.breakdown = breakdown.clone();
+    recorder.asked(ticket(0).place, at(0).checked_sub(ms(5000)).unwrap_or(at(0)), None);
+    recorder.ended(at(0));
     let failed = recorder.report();
-    recorder.asked(ticket(0).place, at(10), None);
-    recorder.received(ticket(0), 0, &LoadTimes { end: at(20), ..LoadTimes::new(at(10)) }, at(30), None);
+    step(&mut recorder, ticket(0), at(10), &load(at(10), at(20)), at(30));
     recorder.ended(at(70));
     let (found, first) = (recorder.report(), StageTimes { busy: ms(40), waiting: ms(20) });
     assert_eq!(found.first, first);
@@ -504,7 +502,7 @@ fn a_wait_that_brings_nothing_is_no_step() {
     breakdown.end_step();
     let line = lines.lock().unwrap().pop().unwrap();
     let total: f64 = line.split("total ").nth(1).unwrap().trim_end_matches(" ms").parse().unwrap();
-    assert!(total <= created.elapsed().as_secs_f64() * 1e3, "{line}");
+    assert!(total <= at(0).elapsed().as_secs_f64() * 1e3, "{line}");
 }
 
 /// A program may ask for a report while it waits for a batch, and while it uses the first one.
@@ -516,9 +514,9 @@ fn what_came_since_a_report_within_a_step_is_the_rest_of_that() {
     let waits = recorder.report();
     recorder.received(ticket(0), 0, &LoadTimes::new(at(0)), at(1000), None);
     let uses = recorder.report();
-    for step in 1..11 {
-        recorder.asked(ticket(step).place, at(3900 + 100 * step), None);
-        recorder.received(ticket(step), 0, &LoadTimes::new(at(0)), at(3950 + 100 * step), None);
+    for number in 1..11 {
+        let (asked, received) = (at(3900 + 100 * number), at(3950 + 100 * number));
+        step(&mut recorder, ticket(number), asked, &LoadTimes::new(at(0)), received);
     }
     recorder.ended(at(5000));
     let all = recorder.report();
@@ -539,24 +537,21 @@ fn what_came_since_a_report_within_a_step_is_the_rest_of_that() {
 /// Each iteration of a loop may have a recorder of its own. Its first step is no first step of the sum.
 #[test]
 fn the_sum_of_reports_leaves_one_first_step_out() {
-    let created = Instant::now();
-    let record = |iterations: std::ops::Range<u64>| {
-        let empty = Report::new(Kind::Batches, Settings { overlap: true, depth: 2, workers: 1 });
-        let mut recorder = Recorder::new(Track::default(), Breakdown::off(), empty);
-        for iteration in iterations {
-            let at = |ms: u64| created + Duration::from_millis(200 * iteration + ms);
-            for step in 0..5 {
-                let ticket = Ticket { seq: 5 * iteration + step, ..ticket(step) };
-                recorder.asked(ticket.place, at(34 * step), None);
-                let load = LoadTimes { end: at(34 * step + 20), ..LoadTimes::new(at(34 * step)) };
-                recorder.received(ticket, 0, &load, at(34 * step + 20), None);
+    let report = |iterations: std::ops::Range<u64>| {
+        elsewhere(|| {
+            let (mut recorder, at) = recorder();
+            for iteration in iterations {
+                let at = |ms: u64| at(200 * iteration + ms);
+                for number in 0..5 {
+                    let ticket = Ticket { seq: 5 * iteration + number, ..ticket(number) };
+                    let (asked, received) = (at(34 * number), at(34 * number + 20));
+                    step(&mut recorder, ticket, asked, &load(asked, received), received);
+                }
+                recorder.ended(at(34 * 5));
             }
-            recorder.ended(at(34 * 5));
-        }
-        recorder.report()
+            recorder.report()
+        })
     };
-    // On other threads: loops on one thread are pauses of each other.
-    let report = |iterations| std::thread::scope(|scope| scope.spawn(|| record(iterations)).join().unwrap());
     let sum = (1..8).fold(report(0..1), |sum, iteration| sum.then(report(iteration..iteration + 1)));
     assert_eq!(sum.advice(), report(0..8).advice());
     says(&sum, Verdict::LoadBound, &["waits for batches for 59 %", "busy for 59 %"]);
@@ -571,10 +566,9 @@ fn a_slot_is_kept_from_the_next_request_to_its_drop() {
     let (mut recorder, at) = recorder();
     let load = |since, freed: Option<(u64, u64)>| {
         let freed = freed.map(|(number, freed)| Freed { number, at: at(freed) });
-        LoadTimes { since: at(since), freed, ..LoadTimes::new(at(since)) }
+        LoadTimes { freed, ..LoadTimes::new(at(since)) }
     };
-    recorder.asked(Place::default(), at(0), None);
-    recorder.received(Ticket::default(), 0, &load(0, None), at(10), None);
+    step(&mut recorder, Ticket::default(), at(0), &load(0, None), at(10));
     for (since, freed, kept) in [
         (0, None, 0),            // the first use of the slot
         (5, Some((0, 20)), 0),   // the batch was in use
@@ -584,8 +578,7 @@ fn a_slot_is_kept_from_the_next_request_to_its_drop() {
         (5, Some((9, 50)), 0),   // a batch that is forgotten
     ] {
         let next = Ticket { seq: 1, ..Ticket::default() };
-        recorder.asked(next.place, at(20), None);
-        recorder.received(next, 0, &load(since, freed), at(100), None);
+        step(&mut recorder, next, at(20), &load(since, freed), at(100));
         assert_eq!(std::mem::take(&mut recorder.report.parts.held), ms(kept), "{since} {freed:?}");
     }
 }
@@ -629,12 +622,10 @@ fn reports_add_up_and_what_came_since_is_their_difference() {
     let mut epoch = |epoch: u64, steps: u64| {
         let start = 10 * epoch;
         recorder.began(Place { epoch, ordinal: epoch, step: 0 }, at(start));
-        for step in 0..steps {
-            let now = at(start + step);
-            let mut ticket = ticket(step);
+        for number in 0..steps {
+            let (now, mut ticket) = (at(start + number), ticket(number));
             ticket.place.epoch = epoch;
-            recorder.asked(ticket.place, now, None);
-            recorder.received(ticket, 0, &LoadTimes::new(now), now, None);
+            step(&mut recorder, ticket, now, &LoadTimes::new(now), now);
         }
         recorder.ended(at(start + steps));
         recorder.report()
@@ -668,10 +659,7 @@ fn a_loop_on_a_device_has_the_loads_and_copies_of_its_own_epochs() {
         }
         recorder.report()
     };
-    // On other threads: loops on one thread are pauses of each other.
-    let report = |delay, steps: [u64; 3]| {
-        std::thread::scope(|scope| scope.spawn(move || record(delay, &steps)).join().unwrap())
-    };
+    let report = |delay, steps: [u64; 3]| elsewhere(|| record(delay, &steps));
     let found = report(5, [4, 4, 3]).on_device(report(0, [4, 4, 5]));
     let loads: Vec<_> = found.by_epoch.iter().map(|row| row.load).collect();
     assert_eq!(loads, [ms(4), ms(8), ms(20)]);
