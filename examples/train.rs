@@ -50,8 +50,8 @@ struct Args {
     #[arg(long, default_value_t = 0)]
     seed: u64,
     /// How to run
-    #[arg(long, value_enum, default_value_t = Choice::All)]
-    mode: Choice,
+    #[arg(long, value_enum, default_value_t = Mode::All)]
+    mode: Mode,
     /// Rounds; each runs every mode once
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u64).range(1..))]
     rounds: u64,
@@ -70,7 +70,7 @@ struct Args {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum Choice {
+enum Mode {
     All,
     Serial,
     Double,
@@ -78,18 +78,10 @@ enum Choice {
     DoubleWillneed,
 }
 
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Mode {
-    Serial,
-    Double,
-    DoubleWillneed,
-}
-
 impl Mode {
-    const ALL: [Mode; 3] = [Mode::Serial, Mode::Double, Mode::DoubleWillneed];
-
     fn name(self) -> &'static str {
         match self {
+            Mode::All => "all",
             Mode::Serial => "serial",
             Mode::Double => "double",
             Mode::DoubleWillneed => "double+willneed",
@@ -187,15 +179,10 @@ fn run(args: &Args) -> Result<(), BoxError> {
         }
     }
 
-    let modes: Vec<Mode> = Mode::ALL
-        .into_iter()
-        .filter(|mode| match args.mode {
-            Choice::All => true,
-            Choice::Serial => *mode == Mode::Serial,
-            Choice::Double => *mode == Mode::Double,
-            Choice::DoubleWillneed => *mode == Mode::DoubleWillneed,
-        })
-        .collect();
+    let modes = match args.mode {
+        Mode::All => vec![Mode::Serial, Mode::Double, Mode::DoubleWillneed],
+        mode => vec![mode],
+    };
     let batches = [args.rounds, modes.len() as u64, args.epochs, plan.steps(0)];
     let bar = ProgressBar::new(batches.into_iter().fold(1, u64::saturating_mul));
     bar.set_style(ProgressStyle::with_template("{bar:40} {pos}/{len} {msg} {eta}")?);
@@ -247,12 +234,12 @@ fn one_run(
     let mut loader = builder.build()?;
     let mut model = Model::new();
     let mut losses = Vec::new();
-    let mut order = Fnv::new();
+    let mut order = FNV;
     for epoch in 0..args.epochs {
         for batch in loader.epoch(epoch) {
             let batch = batch?;
             for record in batch.chunks_exact(RECORD) {
-                order.add(&record[..8]);
+                order = fnv(order, &record[..8]);
             }
             match args.compute_ms {
                 Some(ms) => busy(Duration::from_secs_f64(ms / 1000.0)),
@@ -274,7 +261,7 @@ fn one_run(
         ideal_s: per_epoch(report.read.busy.max(report.train.busy)),
         batches: report.batches,
         io_ops: report.io_calls,
-        order_hash: format!("{:016x}", order.0),
+        order_hash: format!("{order:016x}"),
         final_loss: mean(&losses[losses.len() - tenth..]),
         first_loss: losses.first().copied(),
         report,
@@ -380,19 +367,11 @@ fn mib(bytes: u64) -> f64 {
     bytes as f64 / f64::from(1 << 20)
 }
 
-/// FNV-1a, 64 bits (Fowler, Noll, Vo).
-struct Fnv(u64);
+/// The hash of nothing, and of bytes behind others: FNV-1a, 64 bits (Fowler, Noll, Vo).
+const FNV: u64 = 0xcbf2_9ce4_8422_2325;
 
-impl Fnv {
-    fn new() -> Self {
-        Self(0xcbf2_9ce4_8422_2325)
-    }
-
-    fn add(&mut self, bytes: &[u8]) {
-        for &byte in bytes {
-            self.0 = (self.0 ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3);
-        }
-    }
+fn fnv(hash: u64, bytes: &[u8]) -> u64 {
+    bytes.iter().fold(hash, |hash, &byte| (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3))
 }
 
 /// The probability of each byte after each byte: softmax of a table of logits, trained by SGD.
