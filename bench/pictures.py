@@ -46,6 +46,12 @@ class Picture:
             f'<rect x="{x:.1f}" y="{y:.1f}" width="{max(width, 0.5):.1f}" height="{height}" class="{style}" {more}/>'
         )
 
+    def label(self, x, y, subject, more=""):
+        """The name of a subject to the left of its bars, and their style."""
+        ours = subject.startswith("twinbuf")
+        self.text(x, y, subject + more, "name bold small" if ours else "name small")
+        return "ours" if ours else "peer"
+
     def bar(self, x, y, width, values, end, style, text):
         """A bar to the median, a line from quartile to quartile, and the text after both."""
         low, middle, high = (width * min(value / end, 1.0) for value in values)
@@ -112,6 +118,7 @@ def heat():
         "Wall time of an epoch / ideal, by bytes of a batch (down) and compute / load (across); medians",
         [f"{head}.", "bench/run.sh grid. Framed: load and compute take 1 ms or more a batch. Red from 1 on, full at 1.5; blue below 1."],
     )
+    cells = {(row["cache"], row["depth"], row["batch_bytes"], row["ratio"]): row for row in rows}
     depths, ratios = unique(row["depth"] for row in rows), unique(row["ratio"] for row in rows)
     batches = sorted({int(row["batch_bytes"]) for row in rows})
     left, cell, height = 66, 36, 21
@@ -127,8 +134,7 @@ def heat():
                 if d == 0:
                     picture.text(left - 6, y + 14, size(batch), "small name")
                 for r, at in enumerate(ratios):
-                    key = (cache, depth, str(batch), at)
-                    row = next((row for row in rows if (row["cache"], row["depth"], row["batch_bytes"], row["ratio"]) == key), None)
+                    row = cells.get((cache, depth, str(batch), at))
                     if row is None:
                         continue
                     over, counts = float(row["over_ideal"]), row["counts"] == "true"
@@ -158,28 +164,27 @@ def loaders():
     )
     half, line = WIDTH / 2, 18
     libraries = unique(map(library_of, found.subjects))
+    bars = [("samples_per_s", "samples/s", 118, 90), ("cpu_us_per_sample", "CPU us a sample", 272, 85)]
     for cache in ("cold", "warm"):
         top = picture.y
         for column, kind in enumerate(("tokens", "images")):
             x = 8 + column * half
             chosen = [subject for subject in (found.best(library, kind, cache) for library in libraries) if subject]
-            places = {subject: (subject, kind, "shuffled", cache, False) for subject in chosen}
-            speeds = {subject: quartiles(found.values("samples_per_s", *place)) for subject, place in places.items()}
-            costs = {subject: quartiles(found.values("cpu_us_per_sample", *place)) for subject, place in places.items()}
-            chosen.sort(key=lambda subject: -speeds[subject][1])
+            figures = {
+                figure: {subject: quartiles(found.values(figure, subject, kind, "shuffled", cache, False)) for subject in chosen}
+                for figure, *_ in bars
+            }
+            chosen.sort(key=lambda subject: -figures["samples_per_s"][subject][1])
             picture.text(x, top, f"{kind}, {cache}", "bold")
-            picture.text(x + 118, top, "samples/s", "note")
-            picture.text(x + 272, top, "CPU us a sample", "note")
+            for _, title, at, _ in bars:
+                picture.text(x + at, top, title, "note")
             for i, subject in enumerate(chosen):
                 y = top + (i + 1) * line
-                ours = subject.startswith("twinbuf")
-                label = subject + (" *" if found.order.get(subject) == "NO" else "")
-                picture.text(x + 112, y, label, "name bold small" if ours else "name small")
-                style = "ours" if ours else "peer"
-                end = max(high for _, _, high in speeds.values())
-                picture.bar(x + 118, y, 90, speeds[subject], end, style, number(speeds[subject][1]))
-                end = max(high for _, _, high in costs.values())
-                picture.bar(x + 272, y, 85, costs[subject], end, style, number(costs[subject][1]))
+                style = picture.label(x + 112, y, subject, " *" if found.order.get(subject) == "NO" else "")
+                for figure, _, at, width in bars:
+                    end = max(high for _, _, high in figures[figure].values())
+                    values = figures[figure][subject]
+                    picture.bar(x + at, y, width, values, end, style, number(values[1]))
         picture.y = top + (len(libraries) + 1) * line + 24
     picture.write(RESULTS / "loaders.svg", picture.y - 26)
 
@@ -212,10 +217,9 @@ def handoff():
                 picture.text(x, top, f"{group}; floor: {number(float(floor['median']))} {floor['column']}", "bold")
                 for i, (subject, row) in enumerate(best.items()):
                     y = top + (i + 1) * line + 2
-                    ours = subject.startswith("twinbuf")
-                    picture.text(x + 134, y, subject, "name bold small" if ours else "name small")
+                    style = picture.label(x + 134, y, subject)
                     values = [float(row[f"ratio_{part}"]) for part in ("lower", "median", "upper")]
-                    picture.bar(x + 140, y, 210, values, end, "ours" if ours else "peer", ratio(values[1]))
+                    picture.bar(x + 140, y, 210, values, end, style, ratio(values[1]))
                 most = max(most, len(best))
             picture.y = top + (most + 1) * line + 22
     picture.write(RESULTS / "handoff.svg", picture.y - 20)
@@ -259,13 +263,6 @@ def weights():
     picture.write(RESULTS / "weights.svg", picture.y - 14)
 
 
-def main():
-    random_reads()
-    heat()
-    loaders()
-    handoff()
-    weights()
-
-
 if __name__ == "__main__":
-    main()
+    for draw in (random_reads, heat, loaders, handoff, weights):
+        draw()

@@ -135,11 +135,6 @@ def library_of(subject):
     return re.sub(r" (\d+|direct)$", "", subject)
 
 
-def loaders_head():
-    found = Loaders()
-    return f"{found.head}; {found.rounds()} rounds." if found.rows else None
-
-
 def loaders_short():
     """twinbuf's default, and each library at its best setting, for images from the disk."""
     found = Loaders()
@@ -162,7 +157,7 @@ def loaders_short():
             ]
         )
     columns = ["", "samples/s", "CPU us a sample", "AU with a trainer", "the trainer's slowdown", "order kept"]
-    return table(columns, body) + f"\n\n{loaders_head()}"
+    return table(columns, body) + f"\n\n{found.head}; {found.rounds()} rounds."
 
 
 def loaders_cells():
