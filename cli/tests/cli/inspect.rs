@@ -11,7 +11,6 @@ use super::{Run, has, json, samples, span, text, twinbuf, with_pages};
 #[test]
 fn inspect_tells_each_format() {
     let folder = samples();
-    let folder = folder.path();
     for (arguments, expected) in [
         (
             "images.npy",
@@ -55,13 +54,13 @@ fn inspect_tells_each_format() {
         ("tokens.bin --record-bytes 1224", &["raw", "1 record of 1224 B"]),
         ("data.bin tokens.bin", &["data.bin\n", "tokens.bin\n", "2 files, 11.0 KiB"]),
     ] {
-        has(&text(folder, &format!("inspect {arguments}")), expected);
+        has(&text(&folder, &format!("inspect {arguments}")), expected);
     }
-    let images = folder.join("images.npy");
-    let (found, there) = with_pages(&images, || text(folder, "inspect images.npy"));
+    let images = folder.path().join("images.npy");
+    let (found, there) = with_pages(&images, || text(&folder, "inspect images.npy"));
     has(&found, &[&format!("page cache  {} of 1 pages", there.resident)]);
     let arguments = "inspect --json images.npy two.safetensors";
-    let (found, there) = with_pages(&images, || json(folder, arguments));
+    let (found, there) = with_pages(&images, || json(&folder, arguments));
     assert_eq!(found[0]["format"], "npy");
     assert_eq!(found[0]["arrays"][0]["shape"], serde_json::json!([3, 2]));
     assert_eq!(found[0]["page_cache"], serde_json::json!({ "pages": 1, "resident": there.resident }));
@@ -74,12 +73,11 @@ fn inspect_tells_each_format() {
 fn inspect_tells_all_tensors_of_a_model() {
     const TENSORS: usize = 5000;
     let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
-    let folder = folder.path();
     let rows = |i| 2 + i % 7;
     let tensors = (0..TENSORS).map(|i| (format!("t{i:04}"), "F32", [rows(i), 3], rows(i) * 12));
     let file = safetensors(tensors, std::iter::repeat(0));
-    fs::write(folder.join("model.safetensors"), file).unwrap();
-    let found = text(folder, "inspect model.safetensors");
+    fs::write(folder.path().join("model.safetensors"), file).unwrap();
+    let found = text(&folder, "inspect model.safetensors");
     let lines = found.lines().filter(|line| line.starts_with("  tensor"));
     assert_eq!(lines.clone().count(), TENSORS);
     for (i, line) in lines.enumerate() {
@@ -89,7 +87,7 @@ fn inspect_tells_all_tensors_of_a_model() {
             format!("  tensor      t{i:04}: {rows} records of f32 [3], 12 B, together {bytes} B")
         );
     }
-    let Run { stderr, .. } = twinbuf(folder, "probe model.safetensors --batch 1 --compute-ms 0");
+    let Run { stderr, .. } = twinbuf(&folder, "probe model.safetensors --batch 1 --compute-ms 0");
     assert!(stderr.ends_with(", t0014, t0015 and 4984 more\n"), "{stderr}");
 }
 
@@ -101,7 +99,7 @@ fn a_path_that_is_no_utf_8_is_written_as_json_as_well_as_it_can_be() {
 
     let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let path = folder.path().join(OsStr::from_bytes(b"a\xffb"));
-    fs::write(&path, span("train", 1, 9)).unwrap();
+    fs::write(&path, span("train", [0, 1], [0, 9], [0, 0])).unwrap();
     for command in ["inspect", "trace"] {
         let program =
             Command::new(env!("CARGO_BIN_EXE_twinbuf")).args([command, "--json"]).arg(&path).output();

@@ -30,19 +30,19 @@ impl From<Output> for Run {
 }
 
 /// Runs the program with these arguments, which have no spaces.
-fn twinbuf(folder: &Path, arguments: &str) -> Run {
+fn twinbuf(folder: impl AsRef<Path>, arguments: &str) -> Run {
     let arguments = arguments.split(' ').filter(|argument| !argument.is_empty());
     Command::new(env!("CARGO_BIN_EXE_twinbuf")).args(arguments).current_dir(folder).output().unwrap().into()
 }
 
 /// Runs the program, which must succeed, and returns what it prints.
-fn text(folder: &Path, arguments: &str) -> String {
+fn text(folder: impl AsRef<Path>, arguments: &str) -> String {
     let Run { code, stdout, stderr } = twinbuf(folder, arguments);
     assert!(code == Some(0) && stderr.is_empty(), "{arguments:?}: {code:?}, {stderr}");
     stdout
 }
 
-fn json(folder: &Path, arguments: &str) -> Value {
+fn json(folder: impl AsRef<Path>, arguments: &str) -> Value {
     serde_json::from_str(&text(folder, arguments)).unwrap()
 }
 
@@ -53,11 +53,19 @@ fn has(text: &str, parts: &[&str]) {
     }
 }
 
-/// A line of a trace: a span of that many microseconds.
-fn span(name: &str, thread: u64, micros: u64) -> String {
-    format!(
-        r#"{{"name":"{name}","ph":"X","pid":0,"tid":{thread},"ts":0,"dur":{micros},"args":{{"epoch":0,"step":0}}}}"#
-    )
+/// A line of a trace: a span of a process and a row, its start and length in microseconds, its epoch and step.
+fn span(name: &str, row: [u64; 2], [start, long]: [u64; 2], [epoch, step]: [u64; 2]) -> String {
+    let args = format!(r#""epoch":{epoch},"step":{step}"#);
+    line(name, row, &format!(r#""ph":"X","ts":{start},"dur":{long}"#), &args)
+}
+
+/// A line of a trace that names a process or a row.
+fn meta(name: &str, row: [u64; 2], args: &str) -> String {
+    line(name, row, r#""ph":"M""#, args)
+}
+
+fn line(name: &str, [pid, tid]: [u64; 2], of: &str, args: &str) -> String {
+    format!(r#"{{"name":"{name}","pid":{pid},"tid":{tid},{of},"args":{{{args}}}}}"#)
 }
 
 /// A file of each format.
@@ -107,8 +115,7 @@ fn with_pages<T>(path: &Path, run: impl Fn() -> T) -> (T, Residency) {
 #[test]
 fn bad_input_is_one_line_and_exit_code_2() {
     let folder = samples();
-    let folder = folder.path();
-    let mkfifo = Command::new("mkfifo").arg(folder.join("fifo")).status();
+    let mkfifo = Command::new("mkfifo").arg(folder.path().join("fifo")).status();
     assert!(mkfifo.unwrap().success());
     for (arguments, expected) in [
         ("", "requires a subcommand"),
@@ -170,7 +177,7 @@ fn bad_input_is_one_line_and_exit_code_2() {
         ("trace noise.json", "no spans"),
         ("trace data.bin", "no spans"),
     ] {
-        let Run { code, stdout, stderr } = twinbuf(folder, arguments);
+        let Run { code, stdout, stderr } = twinbuf(&folder, arguments);
         assert_eq!(code, Some(2), "{arguments:?}: {stderr}");
         assert!(stdout.is_empty(), "{arguments:?}");
         assert!(stderr.starts_with("twinbuf: ") && stderr.contains(expected), "{arguments:?}: {stderr}");
@@ -183,26 +190,25 @@ fn bad_input_is_one_line_and_exit_code_2() {
 #[test]
 fn names_in_files_break_no_line() {
     let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
-    let folder = folder.path();
     let tensors = [(r"a\n\u001b[31m", "U8", &[3][..], 3), (r"b\n\n", "U8", &[], 1)];
-    fs::write(folder.join("names.safetensors"), safetensors(tensors, [0; 4])).unwrap();
-    let found = text(folder, "inspect names.safetensors");
+    fs::write(folder.path().join("names.safetensors"), safetensors(tensors, [0; 4])).unwrap();
+    let found = text(&folder, "inspect names.safetensors");
     has(
         &found,
         &["  tensor      a\\n\\u{1b}[31m: 3 records of one u8", "  tensor      b\\n\\n: no records: "],
     );
-    let Run { code, stderr, .. } = twinbuf(folder, "probe names.safetensors --batch 1 --compute-ms 0");
+    let Run { code, stderr, .. } = twinbuf(&folder, "probe names.safetensors --batch 1 --compute-ms 0");
     assert_eq!((code, stderr.lines().count()), (Some(2), 1), "{stderr}");
     has(&stderr, &["wanted one of its tensors: a\\n\\u{1b}[31m, b\\n\\n"]);
 
     let lines = [
-        r#"{"name":"process_name","ph":"M","pid":0,"tid":1,"args":{"name":"p\n\u001b"}}"#,
-        r#"{"name":"thread_name","ph":"M","pid":0,"tid":2,"args":{"name":"read\n\u001b"}}"#,
-        &span(r"load\n\u001b", 2, 9000),
-        &span("queue_wait", 1, 9000),
+        meta("process_name", [0, 1], r#""name":"p\n\u001b""#),
+        meta("thread_name", [0, 2], r#""name":"read\n\u001b""#),
+        span(r"load\n\u001b", [0, 2], [0, 9000], [0, 0]),
+        span("queue_wait", [0, 1], [0, 9000], [0, 0]),
     ];
-    fs::write(folder.join("names\n.json"), lines.join(",\n")).unwrap();
-    let found = text(folder, "trace names\n.json");
+    fs::write(folder.path().join("names\n.json"), lines.join(",\n")).unwrap();
+    let found = text(&folder, "trace names\n.json");
     has(&found, &["names\\n.json: has no end", "\nread\\n\\u{1b} ", "for `load\\n\\u{1b}` of"]);
     assert!(!found.contains('\u{1b}'), "{found}");
 }

@@ -1,31 +1,31 @@
 //! `twinbuf trace`: its sums, of traces that are whole, cut off or none.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Command;
 
 use serde_json::Value;
+use tempfile::TempDir;
 use twinbuf::observe::Trace;
 use twinbuf::{BatchIndices, BoxError, Dataset, Loader, Plan};
 
-use super::{Run, has, json, span, text, twinbuf};
+use super::{Run, has, json, line, meta, span, text, twinbuf};
 
 /// A file of data given for a trace may have no end of a line at all, and be larger than the memory.
 #[test]
 #[cfg(target_os = "linux")]
 fn a_trace_need_not_fit_the_memory_line_by_line() {
     let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
-    let folder = folder.path();
-    let span = span("train", 1, 9);
+    let span = span("train", [0, 1], [0, 9], [0, 0]);
     for (start, expected) in [("", Err("holes: no spans")), (&span, Ok("4 lines could not be read"))] {
-        let path = folder.join("holes");
+        let path = folder.path().join("holes");
         fs::write(&path, format!("{start}\n")).unwrap();
         // The last of a file may be holes where the system has crashed.
         let long = if start.is_empty() { 1 << 32 } else { 4 << 20 };
         fs::OpenOptions::new().append(true).open(&path).unwrap().set_len(long).unwrap();
         let Run { code, stdout, stderr } = Command::new("sh")
             .args(["-c", "ulimit -v 1000000 && exec \"$0\" trace holes", env!("CARGO_BIN_EXE_twinbuf")])
-            .current_dir(folder)
+            .current_dir(&folder)
             .output()
             .unwrap()
             .into();
@@ -38,15 +38,11 @@ fn a_trace_need_not_fit_the_memory_line_by_line() {
 }
 
 /// A trace whose times are known: two ranks. The second began 1 ms later.
-fn known(folder: &Path) -> [PathBuf; 2] {
+fn known(folder: &TempDir) -> [PathBuf; 2] {
     [0_u64, 1].map(|rank| {
-        let meta = |name: &str, tid: u64, args: &str| {
-            format!(r#"{{"name":"{name}","ph":"M","pid":{rank},"tid":{tid},"args":{{{args}}}}}"#)
-        };
+        let meta = |name: &str, tid: u64, args: &str| meta(name, [rank, tid], args);
         let span = |name: &str, tid: u64, start: u64, long: u64, step: u64| {
-            format!(
-                r#"{{"name":"{name}","ph":"X","pid":{rank},"tid":{tid},"ts":{start}.000,"dur":{long}.000,"args":{{"epoch":7,"step":{step}}}}}"#
-            )
+            span(name, [rank, tid], [start, long], [7, step])
         };
         let lines = [
             meta("process_name", 1, &format!(r#""name":"twinbuf rank {rank} of 2""#)),
@@ -61,11 +57,11 @@ fn known(folder: &Path) -> [PathBuf; 2] {
             span("disk_load", 2, 5100, 400, 2),
             span("queue_wait", 1, 5000, 10, 1),
             span("train", 1, 5010, 990, 1),
-            r#"{"name":"epoch","ph":"X","pid":0,"tid":1,"ts":0,"dur":6000,"args":{"epoch":7}}"#.replace("\"pid\":0", &format!("\"pid\":{rank}")),
+            line("epoch", [rank, 1], r#""ph":"X","ts":0.000,"dur":6000.000"#, r#""epoch":7"#),
             // Not a span: passed over.
-            format!(r#"{{"name":"full host slots","ph":"C","pid":{rank},"tid":2,"ts":3600,"args":{{"slots":1}}}}"#),
+            line("full host slots", [rank, 2], r#""ph":"C","ts":3600"#, r#""slots":1"#),
         ];
-        let path = folder.join(format!("rank{rank}.json"));
+        let path = folder.path().join(format!("rank{rank}.json"));
         fs::write(&path, format!("[\n{}\n]\n", lines.join(",\n"))).unwrap();
         path
     })
@@ -74,9 +70,8 @@ fn known(folder: &Path) -> [PathBuf; 2] {
 #[test]
 fn trace_adds_up_who_waited_for_what() {
     let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
-    let folder = folder.path();
-    known(folder);
-    let found = json(folder, "trace rank0.json --json");
+    known(&folder);
+    let found = json(&folder, "trace rank0.json --json");
     let near = |found: &Value, micros: f64| (found.as_f64().unwrap() * 1e6 - micros).abs() < 1e-6;
     assert!(near(&found["wall_s"], 6000.0), "{found}");
     assert_eq!((&found["epochs"], &found["steps"]), (&1.into(), &2.into()));
@@ -98,10 +93,10 @@ fn trace_adds_up_who_waited_for_what() {
     let longest = &found["longest"][0];
     assert_eq!((&longest["epoch"], &longest["step"]), (&7.into(), &0.into()));
     assert_eq!(longest["during"], "disk_load");
-    assert_eq!(json(folder, "trace rank0.json --json --stall-ms 0.005")["stalls"], 2);
+    assert_eq!(json(&folder, "trace rank0.json --json --stall-ms 0.005")["stalls"], 2);
 
     has(
-        &text(folder, "trace rank0.json"),
+        &text(&folder, "trace rank0.json"),
         &[
             "1 epoch, 2 steps in 0.006 s\n",
             "0.003 s  the caller, for `disk_load` of the batch that it wanted\n",
@@ -110,14 +105,14 @@ fn trace_adds_up_who_waited_for_what() {
             "      7        0      0.000      4.000  disk_load\n",
         ],
     );
-    has(&text(folder, "trace rank0.json --stall-ms 5"), &["no wait of 5 ms or longer"]);
+    has(&text(&folder, "trace rank0.json --stall-ms 5"), &["no wait of 5 ms or longer"]);
 
     // Both on one clock: the second rank ends 1 ms later than it would by its own.
-    let both = json(folder, "trace rank0.json rank1.json --json");
+    let both = json(&folder, "trace rank0.json rank1.json --json");
     assert!(near(&both["wall_s"], 7000.0), "{both}");
     assert_eq!(both["tracks"].as_array().unwrap().len(), 4);
     has(
-        &text(folder, "trace rank1.json rank0.json"),
+        &text(&folder, "trace rank1.json rank0.json"),
         &["twinbuf rank 1 of 2, train", "twinbuf rank 0 of 2, train"],
     );
 }
@@ -125,14 +120,10 @@ fn trace_adds_up_who_waited_for_what() {
 #[test]
 fn a_caller_that_loads_while_it_waits_works() {
     let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
-    let folder = folder.path();
     let span = |name: &str, row: u64, start: u64, long: u64, step: u64| {
-        let args = format!(r#"{{"epoch":0,"step":{step}}}"#);
-        format!(r#"{{"name":"{name}","ph":"X","pid":0,"tid":{row},"ts":{start},"dur":{long},"args":{args}}}"#)
+        span(name, [0, row], [start, long], [0, step])
     };
-    let row = |row: u64, name: &str| {
-        format!(r#"{{"name":"thread_name","ph":"M","pid":0,"tid":{row},"args":{{"name":"{name}"}}}}"#)
-    };
+    let row = |row: u64, name: &str| meta("thread_name", [0, row], &format!(r#""name":"{name}""#));
     let lines = [
         row(1, "train"),
         row(3, "upload"),
@@ -145,8 +136,8 @@ fn a_caller_that_loads_while_it_waits_works() {
         span("gpu_transfer", 3, 0, 100, 0),
         span("gpu_transfer", 3, 300, 100, 1),
     ];
-    fs::write(folder.join("t.json"), format!("[\n{}\n]\n", lines.join(",\n"))).unwrap();
-    let found = json(folder, "trace t.json --json");
+    fs::write(folder.path().join("t.json"), format!("[\n{}\n]\n", lines.join(",\n"))).unwrap();
+    let found = json(&folder, "trace t.json --json");
     let micros = |seconds: &Value| (seconds.as_f64().unwrap() * 1e6).round();
     let train = &found["tracks"][0];
     assert_eq!((micros(&train["busy_s"]), micros(&train["waiting_s"])), (1800.0, 200.0), "{found}");
@@ -154,15 +145,15 @@ fn a_caller_that_loads_while_it_waits_works() {
     assert_eq!(causes.len(), 3, "not for its own use: {found}");
     let cause = causes.iter().find(|cause| cause["during"] == "disk_load").unwrap();
     assert_eq!(micros(&cause["waited_s"]), 600.0, "{found}");
-    has(&text(folder, "trace t.json"), &["  `upload`, between two batches\n"]);
+    has(&text(&folder, "trace t.json"), &["  `upload`, between two batches\n"]);
     // Without overlap, loads are in the waits, and may begin later than these.
     let steps = |step: u64| {
         let start = 1000 * step;
         [span("disk_load", 2, start + 50, 800, step), span("queue_wait", 1, start, 900, step)].join(",\n")
     };
     let lines = [row(1, "train"), row(2, "read"), steps(0), steps(1)];
-    fs::write(folder.join("in_turn.json"), format!("[\n{}\n]\n", lines.join(",\n"))).unwrap();
-    let found = text(folder, "trace in_turn.json");
+    fs::write(folder.path().join("in_turn.json"), format!("[\n{}\n]\n", lines.join(",\n"))).unwrap();
+    let found = text(&folder, "trace in_turn.json");
     assert!(!found.contains("between two batches"), "{found}");
     // With a thread, each copy is in the caller's wait for it, too.
     let steps = |step: u64| {
@@ -176,11 +167,11 @@ fn a_caller_that_loads_while_it_waits_works() {
         spans.join(",\n")
     };
     let lines = [row(1, "train"), row(2, "read"), row(3, "upload"), steps(0), steps(1), steps(2)];
-    fs::write(folder.join("copies.json"), format!("[\n{}\n]\n", lines.join(",\n"))).unwrap();
-    has(&text(folder, "trace copies.json"), &["  `upload`, between two batches\n"]);
+    fs::write(folder.path().join("copies.json"), format!("[\n{}\n]\n", lines.join(",\n"))).unwrap();
+    has(&text(&folder, "trace copies.json"), &["  `upload`, between two batches\n"]);
     // The second file is no trace.
-    fs::write(folder.join("data.bin"), [7; 5000]).unwrap();
-    let Run { code, stderr, .. } = twinbuf(folder, "trace t.json data.bin");
+    fs::write(folder.path().join("data.bin"), [7; 5000]).unwrap();
+    let Run { code, stderr, .. } = twinbuf(&folder, "trace t.json data.bin");
     assert_eq!((code, stderr.lines().count()), (Some(2), 1), "{stderr}");
     has(&stderr, &["data.bin: no spans: wanted a trace by twinbuf, one event a line"]);
 }
@@ -188,11 +179,11 @@ fn a_caller_that_loads_while_it_waits_works() {
 #[test]
 fn nothing_is_no_negative_number() {
     let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
-    let folder = folder.path();
     // A track with one batch has no gap between two; one with waits alone does no work.
-    fs::write(folder.join("t.json"), [span("disk_load", 2, 9), span("queue_wait", 1, 9)].join("\n")).unwrap();
+    let spans = [("disk_load", 2), ("queue_wait", 1)].map(|(name, row)| span(name, [0, row], [0, 9], [0, 0]));
+    fs::write(folder.path().join("t.json"), spans.join("\n")).unwrap();
     for arguments in ["trace t.json", "trace t.json --json"] {
-        let found = text(folder, arguments);
+        let found = text(&folder, arguments);
         assert!(!found.contains("-0."), "{found}");
     }
 }
@@ -201,30 +192,28 @@ fn nothing_is_no_negative_number() {
 #[test]
 fn a_trace_on_other_lines_is_read() {
     let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
-    let folder = folder.path();
-    let trace = &known(folder)[0];
+    let trace = &known(&folder)[0];
     let events: serde_json::Value = serde_json::from_slice(&fs::read(trace).unwrap()).unwrap();
-    let wanted = text(folder, "trace rank0.json");
+    let wanted = text(&folder, "trace rank0.json");
     for written in [serde_json::to_string_pretty(&events).unwrap(), events.to_string()] {
         fs::write(trace, written).unwrap();
-        assert_eq!(text(folder, "trace rank0.json"), wanted);
+        assert_eq!(text(&folder, "trace rank0.json"), wanted);
     }
 }
 
 #[test]
 fn a_trace_that_was_cut_off_is_read_as_far_as_it_goes() {
     let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
-    let folder = folder.path();
-    let whole = fs::read(&known(folder)[0]).unwrap();
+    let whole = fs::read(&known(&folder)[0]).unwrap();
     let last = whole.windows(7).rposition(|part| part == b"\"epoch\"").unwrap();
     let mut read = 0;
     for end in 0..whole.len() {
-        fs::write(folder.join("cut.json"), &whole[..end]).unwrap();
+        fs::write(folder.path().join("cut.json"), &whole[..end]).unwrap();
         // A separate process for every length would take minutes: lengths around the ends of lines, and some others.
         if end % 97 != 0 && !(last - 10..last + 10).contains(&end) {
             continue;
         }
-        let Run { code, stdout, stderr } = twinbuf(folder, "trace cut.json");
+        let Run { code, stdout, stderr } = twinbuf(&folder, "trace cut.json");
         if code == Some(0) {
             has(&stdout, &["cut.json: has no end"]);
             read += 1;
@@ -254,17 +243,22 @@ impl Dataset for Nothing {
     }
 }
 
+/// A loader of 400 of them, whose trace is `trace.json` in the folder.
+fn traced(folder: &TempDir, name: &str, batch: u64, overlap: bool) -> Loader {
+    let plan = Plan::builder(400).batch(batch).build().unwrap();
+    let builder = Loader::builder(Nothing, plan).name(name).overlap(overlap);
+    builder.trace(Trace::new(folder.path().join("trace.json"))).build().unwrap()
+}
+
 #[test]
 fn a_trace_by_the_loader_is_read_back() {
     let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
-    let path = folder.path().join("trace.json");
-    let plan = Plan::builder(400).batch(1).build().unwrap();
-    let mut loader = Loader::builder(Nothing, plan).trace(Trace::new(&path)).build().unwrap();
+    let mut loader = traced(&folder, "train", 1, true);
     for epoch in 0..2 {
         assert_eq!(loader.epoch(epoch).count(), 400);
     }
     loader.close().unwrap();
-    let found = json(folder.path(), "trace trace.json --json");
+    let found = json(&folder, "trace trace.json --json");
     assert_eq!((&found["epochs"], &found["steps"]), (&2.into(), &800.into()));
     assert_eq!((&found["unread_lines"], &found["open_files"]), (&0.into(), &serde_json::json!([])));
     let tracks = found["tracks"].as_array().unwrap();
@@ -281,17 +275,14 @@ fn a_trace_by_the_loader_is_read_back() {
 #[test]
 fn a_caller_that_reads_waits_for_no_slot() {
     let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
-    let path = folder.path().join("trace.json");
-    let plan = Plan::builder(400).batch(4).build().unwrap();
-    let loader = Loader::builder(Nothing, plan).overlap(false).trace(Trace::new(&path));
-    let mut loader = loader.build().unwrap();
+    let mut loader = traced(&folder, "train", 4, false);
     for epoch in [0, 1, 0] {
         assert_eq!(loader.epoch(epoch).count(), 100);
     }
     loader.close().unwrap();
-    let read = &json(folder.path(), "trace trace.json --json")["tracks"][1];
+    let read = &json(&folder, "trace trace.json --json")["tracks"][1];
     assert_eq!((&read["track"], &read["waiting_s"]), (&"read".into(), &0.0.into()));
-    let found = text(folder.path(), "trace trace.json");
+    let found = text(&folder, "trace trace.json");
     assert!(found.contains("for `disk_load` of the batch") && !found.contains("slot"), "{found}");
 }
 
@@ -300,12 +291,7 @@ fn a_caller_that_reads_waits_for_no_slot() {
 #[test]
 fn a_step_with_pauses_is_one_step() {
     let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
-    let path = folder.path().join("trace.json");
-    let build = |name: &str, batch| {
-        let plan = Plan::builder(400).batch(batch).build().unwrap();
-        Loader::builder(Nothing, plan).name(name).trace(Trace::new(&path)).build().unwrap()
-    };
-    let (mut train, mut valid) = (build("train", 40), build("valid", 400));
+    let (mut train, mut valid) = (traced(&folder, "train", 40, true), traced(&folder, "valid", 400, true));
     for epoch in 0..2 {
         for batch in train.epoch(epoch).take(3) {
             let _batch = batch.unwrap();
@@ -316,9 +302,9 @@ fn a_step_with_pauses_is_one_step() {
     }
     train.close().unwrap();
     valid.close().unwrap();
-    let found = json(folder.path(), "trace trace.json --json");
-    let pauses = fs::read_to_string(&path).unwrap().matches("\"pause\"").count();
+    let found = json(&folder, "trace trace.json --json");
+    let pauses = fs::read_to_string(folder.path().join("trace.json")).unwrap().matches("\"pause\"").count();
     assert_eq!(pauses, 3);
     assert_eq!((&found["epochs"], &found["steps"]), (&5.into(), &9.into()));
-    has(&text(folder.path(), "trace trace.json"), &["5 epochs, 9 steps in "]);
+    has(&text(&folder, "trace trace.json"), &["5 epochs, 9 steps in "]);
 }
