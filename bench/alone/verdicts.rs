@@ -174,8 +174,8 @@ fn compute(rounds: u64) {
     }
 }
 
-/// Runs the load, and returns its report and the time until all of it was done.
-fn measure(load: &Load, rounds_a_ms: u64) -> Result<(Report, Duration), BoxError> {
+/// Runs the load, and returns its report.
+fn measure(load: &Load, rounds_a_ms: u64) -> Result<Report, BoxError> {
     let Settings { overlap, depth, workers } = load.settings;
     let epochs = load.caller == Caller::OneBatchEpochs;
     let records = if epochs { 1 } else { load.steps };
@@ -217,7 +217,6 @@ fn measure(load: &Load, rounds_a_ms: u64) -> Result<(Report, Duration), BoxError
     }
     let mut loader = builder.build()?;
     let train = || sleep(Duration::from_millis(load.train));
-    let started = Instant::now();
     match load.caller {
         Caller::Computes => {
             for batch in loader.epoch(0) {
@@ -266,19 +265,18 @@ fn measure(load: &Load, rounds_a_ms: u64) -> Result<(Report, Duration), BoxError
             }
         }
     }
-    Ok((loader.report(), started.elapsed()))
+    Ok(loader.report())
 }
 
 /// Copies take time, and the device computes for `us` while the host only enqueues.
 #[cfg(target_os = "linux")]
-fn enqueue(builder: LoaderBuilder, delay_us: u32, us: u32) -> Result<(Report, Duration), BoxError> {
+fn enqueue(builder: LoaderBuilder, delay_us: u32, us: u32) -> Result<Report, BoxError> {
     use twinbuf_cuda_sim::{Options, Sim};
     // Before each piece of a copy there is a random delay: on average half of the longest.
     let sim = Sim::start(Options { delay_us, pieces: 8, ..Options::seeded(1) });
     let ctx = twinbuf::cuda::context(0)?;
     let stream = ctx.new_stream()?;
     let mut loader = builder.cuda(ctx).build()?;
-    let started = Instant::now();
     for batch in loader.epoch(0) {
         let batch = batch?;
         // SAFETY: the stream outlives the batch, and the kernel is enqueued before that is dropped.
@@ -287,13 +285,13 @@ fn enqueue(builder: LoaderBuilder, delay_us: u32, us: u32) -> Result<(Report, Du
         launched.map_err(|code| format!("the kernel was not launched: {code}"))?;
     }
     stream.synchronize()?;
-    let (report, took) = (loader.report(), started.elapsed());
+    let report = loader.report();
     loader.close()?;
-    Ok((report, took))
+    Ok(report)
 }
 
 #[cfg(not(target_os = "linux"))]
-fn enqueue(_: LoaderBuilder, _: u32, _: u32) -> Result<(Report, Duration), BoxError> {
+fn enqueue(_: LoaderBuilder, _: u32, _: u32) -> Result<Report, BoxError> {
     Err("the software driver needs Linux".into())
 }
 
@@ -332,7 +330,7 @@ impl Found {
     /// Measures the load once, and tries what its report says.
     fn run(&mut self, load: &Load, run: &Run) -> Result<(), BoxError> {
         let Run { pairs, rounds_a_ms, texts, .. } = *run;
-        let (report, _) = measure(load, rounds_a_ms)?;
+        let report = measure(load, rounds_a_ms)?;
         let verdict = report.verdict();
         self.verdicts += usize::from(verdict != Verdict::Unmeasured);
         self.right += usize::from(load.truth.contains(&verdict));
@@ -340,10 +338,10 @@ impl Found {
             self.reports.push(format!("{report:#}"));
         }
         let Some((change, said)) = changed(load, &report) else { return Ok(()) };
-        let (mut before, mut after) = (vec![seconds(report.wall)], Vec::new());
+        let (mut before, mut after) = (vec![report.wall.as_secs_f64()], Vec::new());
         for _ in 0..pairs {
-            before.push(seconds(measure(load, rounds_a_ms)?.0.wall));
-            after.push(seconds(measure(&change, rounds_a_ms)?.0.wall));
+            before.push(measure(load, rounds_a_ms)?.wall.as_secs_f64());
+            after.push(measure(&change, rounds_a_ms)?.wall.as_secs_f64());
         }
         if after.is_empty() {
             return Ok(());
@@ -356,10 +354,6 @@ impl Found {
         (self.saved, self.said) = (self.saved.max(1.0 - best / before[0]), self.said.max(said));
         Ok(())
     }
-}
-
-fn seconds(time: Duration) -> f64 {
-    time.as_secs_f64()
 }
 
 /// What to run.
@@ -393,7 +387,7 @@ fn beside(busy: usize, run: &Run) -> Result<(), BoxError> {
 
 fn table(run: &Run) -> Result<(), BoxError> {
     println!("{:<20} {:>6} {:>7} {:>7} {:>9} {:>9}", "loop", "right", "bounds", "broken", "said", "saved");
-    let (mut all, mut right, mut told, mut bounds, mut broken) = (0, 0, 0, 0, 0);
+    let mut all = Vec::new();
     let files = LOADS[..BOTH].iter().map(|load| Load { files: true, ..*load });
     for load in LOADS.into_iter().chain(files) {
         let name = if load.files { format!("{}, files", load.name) } else { load.name.to_string() };
@@ -415,13 +409,12 @@ fn table(run: &Run) -> Result<(), BoxError> {
             percent(found.saved)
         );
         found.reports.iter().for_each(|report| println!("    {}", report.replace('\n', "\n    ")));
-        all += run.runs;
-        told += found.verdicts;
-        right += found.right;
-        bounds += found.bounds;
-        broken += found.broken;
+        all.push(found);
     }
-    println!("{told} verdicts in {all} runs, {right} right; {broken} of {bounds} bounds broken\n");
+    let sum = |of: fn(&Found) -> usize| all.iter().map(of).sum::<usize>();
+    let (told, right, runs) = (sum(|found| found.verdicts), sum(|found| found.right), all.len() * run.runs);
+    let (bounds, broken) = (sum(|found| found.bounds), sum(|found| found.broken));
+    println!("{told} verdicts in {runs} runs, {right} right; {broken} of {bounds} bounds broken\n");
     Ok(())
 }
 

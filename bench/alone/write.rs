@@ -17,7 +17,7 @@ fn main() {}
 mod unix {
     use std::error::Error;
     use std::fs::{self, File};
-    use std::io::{BufWriter, Write};
+    use std::io::{self, BufWriter, Write};
     use std::path::Path;
     use std::process::{Command, Stdio};
     use std::time::{Duration, Instant};
@@ -89,39 +89,40 @@ mod unix {
         // Without the time of waits: a loop computes as long whatever it waits for.
         let each = compute / u32::try_from(rows)?;
         let make = |bytes: &mut [u8], number| make(bytes, number, Instant::now(), each);
-        let mut memory = vec![0; row];
         match way {
-            0 | 1 => {
+            0 => {
                 let mut out = Writer::raw(path, row).build()?;
                 for number in 0..rows {
-                    if way == 0 {
-                        make(out.slot(1)?, number);
-                        out.commit(1);
-                    } else {
-                        make(&mut memory, number);
-                        out.write_all(&memory)?;
-                    }
+                    make(out.slot(1)?, number);
+                    out.commit(1);
                 }
                 out.finish()?;
             }
+            1 => {
+                copies(Writer::raw(path, row).build()?, row, rows, make)?.finish()?;
+            }
             2 => {
-                let mut out = BufWriter::with_capacity(4 << 20, File::create(path)?);
-                for number in 0..rows {
-                    make(&mut memory, number);
-                    out.write_all(&memory)?;
-                }
-                out.into_inner()?.sync_all()?;
+                let out = BufWriter::with_capacity(4 << 20, File::create(path)?);
+                copies(out, row, rows, make)?.into_inner()?.sync_all()?;
             }
-            _ => {
-                let mut out = File::create(path)?;
-                for number in 0..rows {
-                    make(&mut memory, number);
-                    out.write_all(&memory)?;
-                }
-                out.sync_all()?;
-            }
+            _ => copies(File::create(path)?, row, rows, make)?.sync_all()?,
         }
         Ok(())
+    }
+
+    /// Makes each row in one piece of memory and writes it.
+    fn copies<W: Write>(
+        mut out: W,
+        row: usize,
+        rows: usize,
+        make: impl Fn(&mut [u8], usize),
+    ) -> io::Result<W> {
+        let mut memory = vec![0; row];
+        for number in 0..rows {
+            make(&mut memory, number);
+            out.write_all(&memory)?;
+        }
+        Ok(out)
     }
 
     /// The processor time of this process.

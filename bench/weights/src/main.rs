@@ -4,6 +4,7 @@
 use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::ops::Range;
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::mpsc::{channel, sync_channel};
 
@@ -119,8 +120,9 @@ fn measure(way: &str, path: &Path, passes: usize, repeats: usize, limit: u64) ->
             let mut memory = vec![0.0f32; places[0].1.len() / 4];
             for _ in 0..passes {
                 for (_, place) in &places {
-                    file.read_exact_at(place.start as u64, &mut memory[..place.len() / 4])?;
-                    x = compute(&memory[..place.len() / 4], repeats, x);
+                    let layer = &mut memory[..place.len() / 4];
+                    file.read_exact_at(bytemuck::cast_slice_mut(layer), place.start as u64)?;
+                    x = compute(layer, repeats, x);
                 }
                 run.end_of_pass();
             }
@@ -136,7 +138,8 @@ fn measure(way: &str, path: &Path, passes: usize, repeats: usize, limit: u64) ->
             let reader = std::thread::spawn(move || {
                 for place in (0..passes).flat_map(|_| &all) {
                     let Ok(mut memory) = recycled.recv() else { return };
-                    let read = file.read_exact_at(place.start as u64, &mut memory);
+                    let read =
+                        file.read_exact_at(bytemuck::cast_slice_mut(&mut memory[..]), place.start as u64);
                     if full.send(read.map(|()| memory)).is_err() {
                         return;
                     }
@@ -172,14 +175,4 @@ fn places(path: &Path) -> Result<Vec<(u32, Range<usize>)>, BoxError> {
     }
     places.sort_by_key(|place| place.0);
     Ok(places)
-}
-
-trait ReadNumbers {
-    fn read_exact_at(&self, start: u64, numbers: &mut [f32]) -> std::io::Result<()>;
-}
-
-impl ReadNumbers for File {
-    fn read_exact_at(&self, start: u64, numbers: &mut [f32]) -> std::io::Result<()> {
-        std::os::unix::fs::FileExt::read_exact_at(self, bytemuck::cast_slice_mut(numbers), start)
-    }
 }
