@@ -14,7 +14,7 @@ use twinbuf::{BoxError, Plan, Records, Shuffle};
 
 use crate::cell::size;
 use crate::fio::Fio;
-use crate::load::{Way, cold_epoch};
+use crate::load::cold_epoch;
 use twinbuf_bench_harness::data::{self, MIB, RECORD};
 use twinbuf_bench_harness::measure::{self, Effort, Subject};
 use twinbuf_bench_harness::report::{Table, goal, median};
@@ -84,7 +84,7 @@ pub fn run(
                 // Opened again each time: pages mapped by an open data set would stay in the page cache.
                 let records = Arc::new(Records::open([path], record)?);
                 let before = requests();
-                let (report, wall) = cold_epoch(records, plan, Way { mode, ..Way::default() })?;
+                let (report, wall) = cold_epoch(records, plan, mode)?;
                 Ok(figures(report.bytes as f64 / MIB as f64 / wall.as_secs_f64(), before))
             }));
         }

@@ -11,37 +11,9 @@ use twinbuf::{BoxError, Loader, Plan, Records, Report};
 
 use twinbuf_bench_harness::data;
 
-/// How a loader is set up.
-#[derive(Clone, Copy)]
-pub struct Way {
-    pub overlap: bool,
-    pub depth: usize,
-    pub mode: ReadMode,
-}
-
-impl Default for Way {
-    /// Two slots, and the loader's defaults.
-    fn default() -> Self {
-        Self { overlap: true, depth: 2, mode: ReadMode::default() }
-    }
-}
-
-impl Way {
-    pub fn build(self, records: Arc<Records>, plan: Plan) -> Result<Loader, BoxError> {
-        Ok(self.builder(records, plan).build()?)
-    }
-
-    /// Builds it with slots in memory of `pool`.
-    pub fn build_in(self, pool: &Pool, records: Arc<Records>, plan: Plan) -> Result<Loader, BoxError> {
-        let builder = self.builder(records, plan);
-        let (count, slot) = builder.wanted_slots()?;
-        let slots = (0..count).map(|_| pool.take(slot.size())).collect::<Option<Vec<_>>>();
-        Ok(builder.slots(slots.ok_or("no memory for slots")?).build()?)
-    }
-
-    fn builder(self, records: Arc<Records>, plan: Plan) -> LoaderBuilder {
-        Loader::builder(records, plan).overlap(self.overlap).depth(self.depth).read_mode(self.mode)
-    }
+/// A loader with two slots, and else its defaults.
+pub fn builder(records: Arc<Records>, plan: Plan) -> LoaderBuilder {
+    Loader::builder(records, plan).depth(2)
 }
 
 /// Memory for slots of one size, reused by one loader after another. Its pages are touched once, when it is new.
@@ -49,6 +21,13 @@ impl Way {
 pub struct Pool(Arc<Mutex<Vec<Buffer>>>);
 
 impl Pool {
+    /// Builds a loader with slots in this memory.
+    pub fn build(&self, builder: LoaderBuilder) -> Result<Loader, BoxError> {
+        let (count, slot) = builder.wanted_slots()?;
+        let slots = (0..count).map(|_| self.take(slot.size())).collect::<Option<Vec<_>>>();
+        Ok(builder.slots(slots.ok_or("no memory for slots")?).build()?)
+    }
+
     /// Memory of `bytes` bytes. It returns here when it is dropped.
     fn take(&self, bytes: usize) -> Option<Buffer> {
         let free = self.free().pop();
@@ -85,8 +64,12 @@ impl Drop for Lender {
 }
 
 /// Reads one epoch, from the disk only. No other owner has the records open.
-pub fn cold_epoch(records: Arc<Records>, plan: &Plan, way: Way) -> Result<(Report, Duration), BoxError> {
-    let mut loader = way.build(records.clone(), plan.clone())?;
+pub fn cold_epoch(
+    records: Arc<Records>,
+    plan: &Plan,
+    mode: ReadMode,
+) -> Result<(Report, Duration), BoxError> {
+    let mut loader = builder(records.clone(), plan.clone()).read_mode(mode).build()?;
     data::make_cold(&records)?;
     let begun = Instant::now();
     for batch in loader.epoch(0) {

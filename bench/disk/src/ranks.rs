@@ -7,7 +7,7 @@ use twinbuf::mmap::ReadMode;
 use twinbuf::{BoxError, Plan};
 
 use crate::child::{self, Child};
-use crate::load::{self, Way};
+use crate::load;
 use twinbuf_bench_harness::data::{self, MIB, RECORD};
 use twinbuf_bench_harness::measure::{self, Effort, Subject};
 use twinbuf_bench_harness::report::{Table, goal};
@@ -107,7 +107,7 @@ pub fn rank(path: &Path, mode: &str, epochs: u64) -> Result<(), BoxError> {
     let mode = if mode == "direct" { ReadMode::Direct } else { ReadMode::default() };
     let records = data::open(path)?;
     let plan = Plan::from_env(records.len())?.batch(MIB / RECORD as u64).build()?;
-    let mut loader = Way { mode, ..Way::default() }.build(records, plan.clone())?;
+    let mut loader = load::builder(records, plan.clone()).read_mode(mode).build()?;
     let mut before = 0;
     for pass in 0..2 {
         child::wait()?;

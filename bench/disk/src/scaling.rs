@@ -9,10 +9,10 @@ use std::time::{Duration, Instant};
 use twinbuf::{BoxError, Plan, Records};
 
 use crate::cell::{CACHES, Cell, DEPTHS, RATIOS, Sample};
-use crate::load::{self, Pool, Way};
+use crate::load::{self, Pool};
 use twinbuf_bench_harness::data::{self, MIB, RECORD};
 use twinbuf_bench_harness::measure::Effort;
-use twinbuf_bench_harness::report::{goal, median, quartiles};
+use twinbuf_bench_harness::report::{goal, quartiles};
 use twinbuf_bench_harness::sys;
 
 /// A batch's bytes, the minimum number of batches of an epoch, and the MiB of the file that they are read from. 16
@@ -98,7 +98,7 @@ fn round(group: &mut Group, cells: &mut [Cell]) -> Result<(), BoxError> {
         data::make_warm(&group.records)?;
     }
     // The load time of a batch in this round, measured by an epoch of a quarter of the most batches, or of the least.
-    let probe = epoch(group, group.batches.0.max(group.batches.1 / 4), Serial, Duration::ZERO)?;
+    let probe = epoch(group, group.batches.0.max(group.batches.1 / 4), None, Duration::ZERO)?;
     let load = probe.loads.iter().sum::<f64>() / probe.loads.len() as f64;
     let mut order: Vec<usize> = (0..RATIOS.len()).collect();
     fastrand::shuffle(&mut order);
@@ -116,23 +116,14 @@ fn round(group: &mut Group, cells: &mut [Cell]) -> Result<(), BoxError> {
     Ok(())
 }
 
-/// The loader's settings; the others have their defaults.
-#[derive(Clone, Copy)]
-enum Feeding {
-    Serial,
-    /// With this many slots.
-    Overlapped(usize),
-}
-use Feeding::{Overlapped, Serial};
-
 /// One epoch at each depth, in a new order. The load alone is measured before and after them.
 fn neighbours(group: &Group, batches: u64, compute: Duration, cells: &mut [Cell]) -> Result<(), BoxError> {
     let mut depths = DEPTHS;
     fastrand::shuffle(&mut depths);
-    let before = epoch(group, batches, Serial, Duration::ZERO)?;
-    let ran = depths.map(|depth| Ok((depth, epoch(group, batches, Overlapped(depth), compute)?)));
+    let before = epoch(group, batches, None, Duration::ZERO)?;
+    let ran = depths.map(|depth| Ok((depth, epoch(group, batches, Some(depth), compute)?)));
     let ran = ran.into_iter().collect::<Result<Vec<_>, BoxError>>()?;
-    let after = epoch(group, batches, Serial, Duration::ZERO)?;
+    let after = epoch(group, batches, None, Duration::ZERO)?;
     let compute = compute.as_secs_f64();
     let mean = |of: &dyn Fn(&[f64]) -> f64| f64::midpoint(of(&before.loads), of(&after.loads));
     let load = mean(&|loads| loads.iter().sum());
@@ -159,15 +150,16 @@ struct Ran {
     loads: Vec<f64>,
 }
 
-/// This many batches from the start of the file, with a new loader. The clock starts after it was built.
-fn epoch(group: &Group, batches: u64, feeding: Feeding, compute: Duration) -> Result<Ran, BoxError> {
+/// This many batches from the start of the file, with a new loader: with overlap and this many slots, or without. The clock
+/// starts after it was built.
+fn epoch(group: &Group, batches: u64, depth: Option<usize>, compute: Duration) -> Result<Ran, BoxError> {
     let each = group.batch / RECORD as u64;
     let plan = Plan::builder(batches * each).batch(each).build()?;
-    let way = match feeding {
-        Serial => Way { overlap: false, ..Way::default() },
-        Overlapped(depth) => Way { depth, ..Way::default() },
-    };
-    let mut loader = way.build_in(&group.slots, group.records.clone(), plan.clone())?;
+    let builder = load::builder(group.records.clone(), plan.clone());
+    let mut loader = group.slots.build(match depth {
+        None => builder.overlap(false),
+        Some(depth) => builder.depth(depth),
+    })?;
     if group.cache == "cold" {
         data::make_cold(&group.records)?;
     }
@@ -212,14 +204,13 @@ fn csv(cells: &[Cell], head: &str) -> String {
     );
     for cell in cells {
         let Cell { cache, batch, depth, ratio, samples } = cell;
-        let of = |of: fn(&Sample) -> f64| samples.iter().map(of);
         let [lower, over, upper] = cell.over_ideal();
         let _ = write!(out, "{cache},{batch},{depth},{ratio},{},{}", samples[0].batches, samples.len());
         for figure in [
-            median(of(|s| 1e3 * s.load / s.batches as f64)),
-            median(of(|s| 1e3 * s.compute)),
-            median(of(|s| 1e3 * s.wall)),
-            median(of(|s| 1e3 * s.ideal)),
+            1e3 * cell.load(),
+            1e3 * cell.median(|s| s.compute),
+            1e3 * cell.median(|s| s.wall),
+            1e3 * cell.median(|s| s.ideal),
             lower,
             over,
             upper,
