@@ -31,6 +31,12 @@ impl Report {
     fn with_transfers(self, loads: u64, transfer: Duration, transfer_bytes: u64) -> Self {
         Self { loads, transfer, transfer_bytes, ..self }
     }
+
+    /// The same report but for a change.
+    fn but(mut self, change: impl FnOnce(&mut Self)) -> Self {
+        change(&mut self);
+        self
+    }
 }
 
 /// The same without overlap.
@@ -44,15 +50,18 @@ fn without_overlap(report: Report) -> Report {
 
 /// Returns the report of a loop that only enqueues work on a device, while loads wait for slots.
 fn enqueued(copies: u64) -> Report {
-    let mut found = report(100, 900, 200).with_transfers(10, ms(copies), 1 << 20);
-    found.read.waiting = ms(800);
-    found
+    let found = report(100, 900, 200).with_transfers(10, ms(copies), 1 << 20);
+    found.but(|report| report.read.waiting = ms(800))
 }
 
 /// The same, but the worker waits for slots to be freed.
-fn full(mut report: Report) -> Report {
-    report.parts.full = ms(100);
-    report
+fn full(report: Report) -> Report {
+    report.but(|report| report.parts.full = ms(100))
+}
+
+/// The same, but a slot was kept for this time while a load waited for it.
+fn held(time: u64, report: Report) -> Report {
+    report.but(|report| report.parts.held = ms(time))
 }
 
 /// A recorder of batches, and a function that turns milliseconds since its start into a time.
@@ -128,8 +137,8 @@ fn without_overlap_the_longer_of_load_and_use_decides() {
     let copied = without_overlap(report(100, 800, 500)).with_transfers(10, ms(300), 1);
     says(&copied, Verdict::LoadBound, &[&gains("45 %")]);
     // A start of an iteration waits as every other request does.
-    let mut starts = in_turn(480, 520);
-    (starts.parts.starts, starts.parts.start_waits) = (10, ms(520));
+    let starts =
+        in_turn(480, 520).but(|report| (report.parts.starts, report.parts.start_waits) = (10, ms(520)));
     says(&starts, Verdict::Balanced, &["Balanced: the loop waits for batches for 52 %", &gains("48 %")]);
     // So is what else takes time between a request and its batch.
     says(&without_overlap(report(300, 700, 600)), Verdict::LoadBound, &[&gains("40 %")]);
@@ -143,8 +152,7 @@ fn without_overlap_the_longer_of_load_and_use_decides() {
     let both = Report { overlap_off: true, ..off };
     let words = "turn off the breakdown, which turns overlap off, and set `overlap(true)`. It saves";
     says(&both, Verdict::Balanced, &[words]);
-    let mut one_slot = in_turn(480, 520);
-    one_slot.settings.depth = 1;
+    let one_slot = in_turn(480, 520).but(|report| report.settings.depth = 1);
     // Each is more than `build` accepts for one slot.
     let off = Report { by_breakdown: true, needs_clones: true, workers_with_overlap: 2, ..one_slot.clone() };
     let words =
@@ -175,8 +183,7 @@ fn workers_that_load_all_the_time_decide() {
     (three.settings.workers, three.settings.depth) = (3, 5);
     let one_more = "Try: `workers(4)`, one more loading thread (`TWINBUF_WORKERS=4` if the builder calls `from_env`). It saves at most 28 % of";
     says(&three, Verdict::LoadBound, &["Each of 3 loading threads is busy for 97 %", one_more]);
-    let mut two_slots = report(120, 880, 880);
-    two_slots.settings.depth = 2;
+    let two_slots = report(120, 880, 880).but(|report| report.settings.depth = 2);
     says(&two_slots, Verdict::LoadBound, &["Try: `workers(2)` and `depth(3)`, one more loading thread ("]);
     let foreign = Report { needs_clones: true, ..report(120, 880, 880) };
     let words = "`from_env`), if the data set and all transforms have `try_clone`. It saves at most";
@@ -191,8 +198,7 @@ fn workers_that_load_all_the_time_decide() {
     let ahead = Report { kind: Kind::Ahead, ..report(120, 880, 880) };
     says(&ahead, Verdict::LoadBound, &["The workers of the iterable make them: start more"]);
     // The caller does a part of the loads: the worker loads all the time.
-    let mut helped = report(200, 800, 1750);
-    helped.parts.helped = ms(780);
+    let helped = report(200, 800, 1750).but(|report| report.parts.helped = ms(780));
     says(&helped, Verdict::LoadBound, &["busy for 97 %", "at most 35 %"]);
     says(&report(950, 60, 950), Verdict::Balanced, &["Only both faster saves more than 6.0 %"]);
 }
@@ -249,11 +255,7 @@ fn a_wait_for_a_load_is_no_wait_for_a_device() {
 
 #[test]
 fn slots_that_are_kept_decide_if_most_waits_are_for_them() {
-    let kept = |held| {
-        let mut found = report(200, 800, 400);
-        found.parts.held = ms(held);
-        found
-    };
+    let kept = |time| held(time, report(200, 800, 400));
     assert_eq!(kept(600).verdict(), Verdict::HeldBound);
     says(&kept(300), Verdict::LoadBound, &[]);
     // A batch that is let go also saves what a worker takes to wake up, and lets later loads start sooner.
@@ -283,9 +285,8 @@ fn bounds_are_rounded_up() {
 #[test]
 fn the_utilization_and_the_waits_add_up() {
     let copies = report(100, 900, 500).with_transfers(10, ms(950), 1);
-    let mut held = report(200, 800, 400);
-    held.parts.held = ms(600);
-    for found in [report(960, 40, 500), in_turn(300, 700), report(120, 880, 970), copies, held] {
+    let kept = held(600, report(200, 800, 400));
+    for found in [report(960, 40, 500), in_turn(300, 700), report(120, 880, 970), copies, kept] {
         let waits = found.train.waiting.as_secs_f64() / found.wall.as_secs_f64();
         assert!((found.au().unwrap() + waits - 1.0).abs() < 1e-9, "{found}");
     }
@@ -339,12 +340,10 @@ fn a_wait_in_a_pause_is_no_wait_for_a_slot_of_the_loop() {
 /// One more worker loads in pauses too, and so does a thread of a loop that had none.
 #[test]
 fn loads_in_pauses_are_in_no_bound() {
-    let mut nested = report(20, 200, 200);
-    nested.parts.pauses = ms(80);
+    let nested = report(20, 200, 200).but(|report| report.parts.pauses = ms(80));
     says(&nested, Verdict::LoadBound, &["`workers(2)`", "at most 91 % of the time, and only if"]);
     says(&without_overlap(nested.clone()), Verdict::LoadBound, &["`overlap(true)`", "at most 46 %"]);
-    let mut both = report(950, 60, 950);
-    both.parts.pauses = ms(100);
+    let both = report(950, 60, 950).but(|report| report.parts.pauses = ms(100));
     says(&both, Verdict::Balanced, &["Only both faster saves more than 16 %"]);
 }
 
@@ -371,17 +370,14 @@ fn a_bound_counts_the_loads_that_a_long_first_step_may_take() {
 #[test]
 fn loads_that_come_late_now_and_then_need_slots() {
     // A caller that helps may do more of the loads.
-    let mut helped = full(report(300, 500, 600));
-    helped.parts.helped = ms(100);
+    let helped = full(report(300, 500, 600)).but(|report| report.parts.helped = ms(100));
     says(&helped, Verdict::LoadBound, &["`depth(5)`", "at most 44 %"]);
     // What the caller loads counts too.
-    let mut helped = report(300, 700, 630);
-    helped.parts.helped = ms(490);
+    let helped = report(300, 700, 630).but(|report| report.parts.helped = ms(490));
     let words = "busy for 14 % of the time, and loads by the waiting caller 49 %.";
     says(&helped, Verdict::LoadBound, &[words]);
-    helped.train.busy = ms(800);
     let words = "Loads take 9.3 %, and loads by the waiting caller 33 %, less than the use (53 %)";
-    says(&helped, Verdict::Balanced, &[words]);
+    says(&helped.but(|report| report.train.busy = ms(800)), Verdict::Balanced, &[words]);
     let rounds = Report { kind: Kind::Rounds, ..report(800, 200, 680) };
     assert!(!rounds.advice().contains("Try"), "a generator has two slots: {rounds}");
     let items = Report { kind: Kind::Items, ..report(800, 200, 680) };
@@ -396,10 +392,8 @@ fn loads_that_come_late_now_and_then_need_slots() {
 #[test]
 fn the_verdict_is_without_later_starts_if_they_are_most_of_the_waits() {
     let start = |starts, waits: u64| {
-        let mut found = report(500, 340, 430);
-        (found.parts.starts, found.parts.start_waits) = (starts, ms(waits));
-        found.parts.start_loads = ms(waits);
-        found
+        let parts = Parts { starts, start_waits: ms(waits), start_loads: ms(waits), ..Parts::default() };
+        Report { parts, ..report(500, 340, 430) }
     };
     let words = [
         "without later starts, the loop waits for batches for 2.0 % of",
@@ -410,8 +404,8 @@ fn the_verdict_is_without_later_starts_if_they_are_most_of_the_waits() {
     let rounds = Report { kind: Kind::Rounds, ..start(1, 330) };
     assert!(!rounds.advice().contains("Try"));
     let kept = |waits: u64| {
-        let mut found = report(500, waits, 430);
-        (found.kind, found.parts.starts, found.parts.start_waits) = (Kind::Ahead, 1, ms(waits - 1));
+        let parts = Parts { starts: 1, start_waits: ms(waits - 1), ..Parts::default() };
+        let found = Report { kind: Kind::Ahead, parts, ..report(500, waits, 430) };
         found.advice().ends_with(" Keep the settings.")
     };
     assert_eq!([25, 480].map(kept), [true, false]);
@@ -711,8 +705,9 @@ fn time_that_both_sides_wait_is_the_devices() {
         assert!(!of(read, train, transfer));
     }
     // The loads waited for slots in pauses.
-    let mut paused = Report { batches: 1, wall: ms(4000), read: stage(1000, 3000), ..Report::default() };
-    (paused.train, paused.parts.pauses) = (stage(10, 3990), ms(2000));
+    let parts = Parts { pauses: ms(2000), ..Parts::default() };
+    let (read, train) = (stage(1000, 3000), stage(10, 3990));
+    let paused = Report { batches: 1, wall: ms(4000), read, train, parts, ..Report::default() };
     assert!(!paused.with_transfers(1, ms(500), 1).waits_for_device());
 }
 
@@ -724,10 +719,6 @@ fn the_guide_has_a_report_for_each_verdict() {
     let part = |transform, report: Report| {
         let read = StageTimes { busy: report.read.busy - ms(transform), ..report.read };
         Report { transform: ms(transform), read, ..report }
-    };
-    let parts = |change: fn(&mut Report), mut report: Report| {
-        change(&mut report);
-        report
     };
     let starts = |report: &mut Report| {
         (report.epochs, report.parts.starts, report.parts.start_waits) = (3, 2, ms(330)); // no first step
@@ -742,18 +733,18 @@ fn the_guide_has_a_report_for_each_verdict() {
         Report { batches: 7, ..report(10, 990, 990) },
         report(960, 40, 500),
         in_turn(300, 700),
-        parts(disk, report(120, 880, 970)),
+        report(120, 880, 970).but(disk),
         report(120, 880, 970),
         full(report(300, 500, 600)),
         report(300, 500, 600),
         part(600, report(120, 880, 970)),
         kind(Kind::Rounds, report(120, 880, 970)),
         report(100, 900, 300).with_transfers(10, ms(950), 1 << 20),
-        parts(|report| report.parts.held = ms(600), report(200, 800, 400)),
+        held(600, report(200, 800, 400)),
         report(800, 200, 680),
         report(950, 60, 950),
-        parts(first, report(120, 880, 970)),
-        parts(starts, report(500, 340, 430)),
+        report(120, 880, 970).but(first),
+        report(500, 340, 430).but(starts),
         enqueued(300),
         enqueued(700),
     ];
