@@ -94,18 +94,18 @@ class Meter:
     """Times what the loader does, and computes on its batches."""
 
     def __init__(self, work):
-        self.work = work
-        # The total of all requests, and of the received batches.
-        self.waited_s, self.wait_s = 0.0, 0.0
-        self.started, self.first_s, self.last = 0.0, 0.0, 0.0
-        self.cpu_before_s, self.cpu_last_s = 0.0, 0.0
-        self.trainer, self.steps_s = None, 0.0
-        self.batches, self.digest, self.sum = 0, 0, 0
+        self.work, self.trainer = work, None
+        self.started, self.cpu_before_s = 0.0, 0.0
+        # The total of all requests, also of those that brought no batch.
+        self.waited_s = 0.0
+        self.digest, self.sum, self.batches, self.steps_s = 0, 0, 0, 0.0
+        self.found = dict.fromkeys(("first_s", "wall_s", "wait_s", "cpu_s", "step_alone_s"), 0.0)
 
     def ready(self):
         """Reports that everything is open, and waits for the start."""
         if self.work["train_us"]:
             self.trainer = Trainer(self.work["train_us"] / 1e6)
+            self.found["step_alone_s"] = self.trainer.alone_s
         print("ready", flush=True)
         sys.stdin.readline()
         self.started, self.cpu_before_s = time.monotonic(), self.cpu()
@@ -121,8 +121,8 @@ class Meter:
     def take(self, batch):
         """Uses a batch: reads one number of every record, then trains."""
         if self.batches == 0:
-            self.first_s = time.monotonic() - self.started
-        self.wait_s = self.waited_s
+            self.found["first_s"] = time.monotonic() - self.started
+        self.found["wait_s"] = self.waited_s
         if len(batch) != self.work["batch"]:
             raise ValueError(f"a batch: wanted {self.work['batch']} records, found {len(batch)}")
         records = np.asarray(batch).reshape(len(batch), -1)
@@ -131,7 +131,7 @@ class Meter:
             self.verify(records)
         if self.trainer:
             self.steps_s += self.trainer.step()
-        self.last = time.monotonic()
+        self.found["wall_s"] = time.monotonic() - self.started
         self.batches += 1
 
     def cpu(self):
@@ -142,7 +142,7 @@ class Meter:
 
     def end(self):
         """Called after the last batch, while the workers still exist."""
-        self.cpu_last_s = self.cpu()
+        self.found["cpu_s"] = self.cpu() - self.cpu_before_s
 
     def verify(self, records):
         if self.work["kind"] == "tokens":
@@ -156,12 +156,8 @@ class Meter:
     def outcome(self, error):
         verify = self.work["verify"]
         return {
+            **self.found,
             "batches": self.batches,
-            "first_s": self.first_s,
-            "wall_s": self.last - self.started if self.batches else 0.0,
-            "wait_s": self.wait_s,
-            "cpu_s": self.cpu_last_s - self.cpu_before_s,
-            "step_alone_s": self.trainer.alone_s if self.trainer else 0.0,
             "step_s": self.steps_s / max(1, self.batches),
             "digest": f"{self.digest:016x}" if verify else None,
             "sum": self.sum if verify else None,

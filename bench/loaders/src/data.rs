@@ -8,7 +8,7 @@ use twinbuf::{BoxError, LastBatch};
 use twinbuf_bench_harness::data::{MIB, whole};
 
 use crate::ours;
-use crate::work::{Kind, Work};
+use crate::work::{self, Kind, Work};
 
 /// The files of one kind.
 pub struct Files {
@@ -22,7 +22,7 @@ impl Files {
     pub fn make(folder: &Path, kind: Kind, mib: u64) -> Result<Self, BoxError> {
         let data = folder.join(format!("{}-{mib}.bin", kind.name()));
         let order = data.with_extension("order");
-        let records = (mib * MIB - kind.header() - kind.record_bytes() as u64) / kind.stride() + 1;
+        let records = kind.records(mib * MIB);
         let len = kind.header() + (records - 1) * kind.stride() + kind.record_bytes() as u64;
         if fs::metadata(&data).ok().map(|found| found.len()) != Some(len) {
             eprintln!("making {}", data.display());
@@ -82,7 +82,7 @@ pub fn expected(work: &Work) -> Result<(u64, u64), BoxError> {
     let kind = work.kind;
     let (mut digest, mut sum) = (0_u64, 0_u64);
     for record in work.order()? {
-        digest = digest.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(record).wrapping_add(1);
+        digest = work::digest(digest, record);
         let start = usize::try_from(kind.header() + record * kind.stride())?;
         let bytes = &bytes[start..][..kind.record_bytes()];
         sum += match kind {

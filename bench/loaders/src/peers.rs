@@ -9,6 +9,7 @@ use twinbuf_bench_harness::measure::Effort;
 use crate::data::{self, Files};
 use crate::measure::Process;
 use crate::ours;
+use crate::report;
 use crate::work::{Outcome, Work};
 
 /// A subject, and its command line.
@@ -30,18 +31,6 @@ const PLACES: [(bool, &str); 4] = [(true, "cold"), (true, "warm"), (false, "cold
 /// The start of workers and what the first batches find out matter little in a warm run of this length.
 const LEAST: Duration = Duration::from_millis(300);
 
-/// One run: its place, and its figures.
-pub struct Row {
-    pub round: usize,
-    pub kind: &'static str,
-    pub order: &'static str,
-    pub cache: &'static str,
-    pub trains: bool,
-    pub subject: &'static str,
-    /// `Err` is the reason of a failure.
-    pub sample: Result<Sample, String>,
-}
-
 /// The figures of one run, from the start to the last batch. A rate measured from the first batch on would ignore the
 /// time in which loaders with many workers had read ahead.
 pub struct Sample {
@@ -60,13 +49,6 @@ pub struct Sample {
 }
 
 /// What a subject delivers for one kind, shuffled.
-pub struct Same {
-    pub kind: &'static str,
-    pub subject: &'static str,
-    /// `Err` is the reason of a failure.
-    pub delivered: Result<Delivered, String>,
-}
-
 pub struct Delivered {
     pub order_right: bool,
     pub content_right: bool,
@@ -74,8 +56,9 @@ pub struct Delivered {
     pub repeated: bool,
 }
 
-/// Runs every subject on each kind twice, untimed and shuffled, and compares what it delivered with the file.
-pub fn same(subjects: &[Subject], kinds: &[Files]) -> Result<Vec<Same>, BoxError> {
+/// Runs every subject on each kind twice, untimed and shuffled, and compares what it delivered with the file. Returns a line
+/// for each.
+pub fn same(subjects: &[Subject], kinds: &[Files]) -> Result<Vec<String>, BoxError> {
     let mut found = Vec::new();
     for files in kinds {
         make_warm(&ours::open(&files.work(true))?)?;
@@ -104,14 +87,14 @@ pub fn same(subjects: &[Subject], kinds: &[Files]) -> Result<Vec<Same>, BoxError
                 ),
                 Err(error) => println!("{kind}, {subject}: FAILED: {error}"),
             }
-            found.push(Same { kind, subject, delivered });
+            found.push(report::delivered(&format!("{kind},{subject}"), &delivered));
         }
     }
     Ok(found)
 }
 
-/// Runs all subjects, round by round, in each place in a new order. Passes the results so far to `write` after each
-/// round.
+/// Runs all subjects, round by round, in each place in a new order. Passes the lines of the runs so far to `write` after
+/// each round.
 ///
 /// A subject is one process per round, as long as its runs succeed and leave no part of the file mapped. A cold run
 /// has one epoch, a warm one as many as take [`LEAST`].
@@ -119,9 +102,9 @@ pub fn speed(
     subjects: &[Subject],
     kinds: &[Files],
     effort: Effort,
-    mut write: impl FnMut(&[Row]) -> Result<(), BoxError>,
+    mut write: impl FnMut(&[String]) -> Result<(), BoxError>,
 ) -> Result<(), BoxError> {
-    let (begun, mut rows, mut round) = (Instant::now(), Vec::<Row>::new(), 0);
+    let (begun, mut rows, mut round) = (Instant::now(), Vec::new(), 0);
     while effort.allows(round, begun) {
         // Each process starts at its first run: its imports would disturb the run of another one.
         let mut processes: Vec<(&Subject, Option<Process>)> =
@@ -159,7 +142,8 @@ pub fn speed(
                         if subject == SERIAL {
                             serial = sample.as_ref().ok().map(|sample| sample.wait);
                         }
-                        rows.push(Row { round, kind, order, cache, trains, subject, sample });
+                        let place = format!("{round},{kind},{order},{cache},{trains},{subject}");
+                        rows.push(report::run(&place, trains, &sample));
                     }
                     // A training step takes as long as the serial loop took to load a batch, in the same round and
                     // place.

@@ -208,43 +208,46 @@ impl Trainer {
     }
 }
 
+/// The digest of one more number: see [`Outcome::digest`].
+pub fn digest(before: u64, number: u64) -> u64 {
+    before.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(number).wrapping_add(1)
+}
+
+/// Reads one number of every record, and returns how many there are in all.
+fn touch<T: Copy>(numbers: &[T], record: usize) -> usize {
+    numbers.chunks_exact(record).for_each(|numbers| _ = black_box(numbers[record / 2]));
+    numbers.len()
+}
+
+/// Adds the numbers of records to a digest, and returns the sum of all `T`, of which the first 64 bits of a record are its
+/// number.
+fn sum<T: Copy + Into<u64>>(numbers: &[T], record: usize, bits: usize, all: &mut u64) -> u64 {
+    for record in numbers.chunks_exact(record) {
+        let number = record[..64 / bits].iter().rev().fold(0, |number, &part| number << bits | part.into());
+        *all = digest(*all, number);
+    }
+    numbers.iter().map(|&number| number.into()).sum()
+}
+
 /// Times a subject, and computes on its batches.
 pub struct Meter<'w> {
     work: &'w Work,
     trainer: Option<Trainer>,
     started: Instant,
-    /// The total of all requests, and of the received batches.
-    wait: Duration,
-    wait_received: Duration,
-    first: Duration,
-    last: Duration,
     cpu_before: Duration,
-    cpu_last: Duration,
-    step_alone: Duration,
-    steps: Duration,
-    batches: u64,
+    /// The total of all requests, also of one that brought no batch.
+    wait: Duration,
     digest: u64,
     sum: u64,
+    /// What is known so far; `step_s` is the sum of all steps.
+    found: Outcome,
 }
 
 impl<'w> Meter<'w> {
     pub fn new(work: &'w Work) -> Self {
-        Self {
-            work,
-            trainer: None,
-            started: Instant::now(),
-            wait: Duration::ZERO,
-            wait_received: Duration::ZERO,
-            first: Duration::ZERO,
-            last: Duration::ZERO,
-            cpu_before: Duration::ZERO,
-            cpu_last: Duration::ZERO,
-            step_alone: Duration::ZERO,
-            steps: Duration::ZERO,
-            batches: 0,
-            digest: 0,
-            sum: 0,
-        }
+        let (started, zero) = (Instant::now(), Duration::ZERO);
+        let found = Outcome::default();
+        Self { work, trainer: None, started, cpu_before: zero, wait: zero, digest: 0, sum: 0, found }
     }
 
     /// Reports that everything is open, and waits for the start. Call it once, before any worker is started and
@@ -252,7 +255,7 @@ impl<'w> Meter<'w> {
     pub fn ready(&mut self) -> io::Result<()> {
         if !self.work.train.is_zero() {
             let (trainer, alone) = Trainer::new(self.work.train);
-            (self.trainer, self.step_alone) = (Some(trainer), alone);
+            (self.trainer, self.found.step_alone_s) = (Some(trainer), alone.as_secs_f64());
         }
         println!("ready");
         io::stdout().flush()?;
@@ -271,77 +274,44 @@ impl<'w> Meter<'w> {
 
     /// Uses a batch: reads one number of every record, then trains.
     pub fn take(&mut self, batch: Batch) -> Result<(), BoxError> {
-        if self.batches == 0 {
-            self.first = self.started.elapsed();
+        let Self { work, found, .. } = self;
+        if found.batches == 0 {
+            found.first_s = self.started.elapsed().as_secs_f64();
         }
-        self.wait_received = self.wait;
-        let Self { work, .. } = *self;
-        let (records, size) = (work.batch, work.kind.record_bytes());
-        let (wanted, found) = match batch {
-            Batch::Tokens(tokens) => (records * WINDOW, tokens.len()),
-            Batch::Images(bytes) => (records * size, bytes.len()),
+        found.wait_s = self.wait.as_secs_f64();
+        let size = work.kind.record_bytes();
+        let (numbers, record) = match batch {
+            Batch::Tokens(tokens) => (touch(tokens, WINDOW), WINDOW),
+            Batch::Images(bytes) => (touch(bytes, size), size),
         };
-        if wanted != found {
-            return Err(format!("a batch: wanted {wanted} numbers, found {found}").into());
-        }
-        match batch {
-            Batch::Tokens(tokens) => {
-                tokens.chunks_exact(WINDOW).for_each(|record| _ = black_box(record[WINDOW / 2]));
-            }
-            Batch::Images(bytes) => {
-                bytes.chunks_exact(size).for_each(|record| _ = black_box(record[size / 2]));
-            }
+        let wanted = work.batch * record;
+        if wanted != numbers {
+            return Err(format!("a batch: wanted {wanted} numbers, found {numbers}").into());
         }
         if work.verify {
-            self.verify(batch);
+            self.sum = self.sum.wrapping_add(match batch {
+                Batch::Tokens(tokens) => sum(tokens, WINDOW, 16, &mut self.digest),
+                Batch::Images(bytes) => sum(bytes, size, 8, &mut self.digest),
+            });
         }
         if let Some(trainer) = &mut self.trainer {
-            self.steps += trainer.step();
+            found.step_s += trainer.step().as_secs_f64();
         }
-        self.last = self.started.elapsed();
-        self.batches += 1;
-        self.cpu_last = sys::cpu();
+        found.wall_s = self.started.elapsed().as_secs_f64();
+        found.batches += 1;
+        found.cpu_s = sys::cpu().saturating_sub(self.cpu_before).as_secs_f64();
         Ok(())
     }
 
-    fn verify(&mut self, batch: Batch) {
-        let mut number = |number: u64| {
-            self.digest =
-                self.digest.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(number).wrapping_add(1);
-        };
-        let sum: u64 = match batch {
-            Batch::Tokens(tokens) => {
-                for record in tokens.chunks_exact(WINDOW) {
-                    number(
-                        record[..4].iter().rev().fold(0, |number, &token| number << 16 | u64::from(token)),
-                    );
-                }
-                tokens.iter().map(|&token| u64::from(token)).sum()
-            }
-            Batch::Images(bytes) => {
-                for record in bytes.chunks_exact(self.work.kind.record_bytes()) {
-                    number(record[..8].iter().rev().fold(0, |number, &byte| number << 8 | u64::from(byte)));
-                }
-                bytes.iter().map(|&byte| u64::from(byte)).sum()
-            }
-        };
-        self.sum = self.sum.wrapping_add(sum);
-    }
-
     /// The outcome, with the error that ended the run before the end of the last epoch.
-    pub fn outcome(&self, error: Option<String>) -> Outcome {
-        let Self { work, .. } = self;
+    pub fn outcome(self, error: Option<String>) -> Outcome {
+        let Self { work, found, .. } = self;
         Outcome {
-            batches: self.batches,
-            first_s: self.first.as_secs_f64(),
-            wall_s: self.last.as_secs_f64(),
-            wait_s: self.wait_received.as_secs_f64(),
-            cpu_s: self.cpu_last.saturating_sub(self.cpu_before).as_secs_f64(),
-            step_alone_s: self.step_alone.as_secs_f64(),
-            step_s: self.steps.as_secs_f64() / self.batches.max(1) as f64,
+            step_s: found.step_s / found.batches.max(1) as f64,
             digest: work.verify.then(|| format!("{:016x}", self.digest)),
             sum: work.verify.then_some(self.sum),
             error,
+            ..found
         }
     }
 }
