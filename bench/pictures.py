@@ -254,12 +254,12 @@ def weights():
     for section, case, ours, labels, title in panels:
         bars = []
         for way in (way for way in found.ways(section, case) if way in labels):
-            values = quartiles(found.values(section, case, way, "wall_s"))
+            values = quartiles(list(found.walls(section, case, way).values()))
             low, middle, high = quartiles(found.ratios(section, case, way, ours))
             style = "ours" if way == ours else "floor" if section == "layers" and way in ("load", "compute") else "peer"
             bars.append((labels[way], style, values, f"{values[1]:.2f}  ({middle:.2f}, {low:.2f}–{high:.2f})"))
         if bars:
-            picture.bars(f"{title}, {len(found.values(section, case, ours, 'wall_s'))} rounds", bars)
+            picture.bars(f"{title}, {len(found.walls(section, case, ours))} rounds", bars)
     picture.write(RESULTS / "weights.svg", picture.y - 14)
 
 

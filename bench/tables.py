@@ -204,13 +204,10 @@ class Weights:
     def ways(self, section, case):
         """The fastest first."""
         found = [way for *of, way in self.runs if of == [section, case]]
-        return sorted(found, key=lambda way: median(self.values(section, case, way, "wall_s")))
-
-    def values(self, section, case, way, column):
-        runs = self.runs.get((section, case, way), {}).values()
-        return [float(row[column]) for row in runs if row[column]]
+        return sorted(found, key=lambda way: median(self.walls(section, case, way).values()))
 
     def walls(self, section, case, way):
+        """The wall time of each round."""
         return {at: float(row["wall_s"]) for at, row in self.runs.get((section, case, way), {}).items()}
 
     def ratios(self, section, case, way, to):
