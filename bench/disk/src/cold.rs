@@ -69,7 +69,7 @@ pub fn run(
         let bucket = &Bucket::new(path);
         let peer = |name: String, speed: Box<dyn Fn() -> Result<f64, BoxError>>| {
             let records = &records;
-            Subject::new(name, move |_| {
+            Subject::new(name, move || {
                 bucket.wait()?;
                 data::make_cold(records)?;
                 let before = requests();
@@ -79,7 +79,7 @@ pub fn run(
         let mut subjects = Vec::new();
         for (name, mode, _) in MODES {
             let plan = &plan;
-            subjects.push(Subject::new(name, move |_| {
+            subjects.push(Subject::new(name, move || {
                 bucket.wait()?;
                 // Opened again each time: pages mapped by an open data set would stay in the page cache.
                 let records = Arc::new(Records::open([path], record)?);
@@ -104,7 +104,7 @@ pub fn run(
         let parts = u32::try_from(cases.len())?;
         let effort =
             if size_mib.is_some() { Effort { time: Duration::MAX, ..effort } } else { effort.part(parts) };
-        measure::run(&mut table, &subjects, effort, || Ok(Duration::ZERO))?;
+        measure::run(&mut table, &subjects, effort)?;
         // The best peer of each round: it ran at about the same time.
         table.reference = (ours..table.rows.len()).collect();
         for (row, (name, _, wanted)) in table.rows.iter().zip(MODES) {

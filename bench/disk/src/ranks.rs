@@ -33,7 +33,7 @@ pub fn run(path: &Path, effort: Effort) -> Result<Vec<Table>, BoxError> {
         table.compared = 3;
         let subject = |name: &str, world: u64, mode: ReadMode| {
             let records = &records;
-            Subject::new(name, move |_| {
+            Subject::new(name, move || {
                 together(path, world, mode, epochs, || match state {
                     "warm" => data::make_warm(records),
                     _ => data::make_cold(records),
@@ -49,7 +49,7 @@ pub fn run(path: &Path, effort: Effort) -> Result<Vec<Table>, BoxError> {
             subjects.push(subject("one process, Direct", 1, ReadMode::Direct));
             subjects.push(subject("loader in 64 processes, Direct", RANKS, ReadMode::Direct));
         }
-        measure::run(&mut table, &subjects, effort.part(2), || Ok(Duration::ZERO))?;
+        measure::run(&mut table, &subjects, effort.part(2))?;
         for (one, mode) in [(0, ""), (2, ", Direct")].into_iter().take(subjects.len() / 2) {
             table.reference = vec![one];
             for (column, which) in COLUMNS.iter().enumerate().take(table.compared) {

@@ -321,7 +321,7 @@ pub fn run(subjects: &[Subject], effort: &Effort) -> Result<Vec<Table>, BoxError
             .iter()
             .map(|subject| {
                 let handoffs = if idle { 1 } else { enough(&subject.run, job, effort.sample) };
-                harness::Subject::new(format!("{} ({})", subject.name, subject.way), move |_| {
+                harness::Subject::new(format!("{} ({})", subject.name, subject.way), move || {
                     let sample = (subject.run)(&job(handoffs));
                     Ok(vec![sample.value, sample.cpu])
                 })
@@ -329,9 +329,7 @@ pub fn run(subjects: &[Subject], effort: &Effort) -> Result<Vec<Table>, BoxError
             .collect();
         let mut table = Table::new(format!("{}, {}", measure.name(), wait.name()), &[measure.unit(), "CPUs"]);
         let rounds = if idle { effort.idle_rounds.min(effort.rounds) } else { effort.rounds };
-        harness::run(&mut table, &runs, harness::Effort { rounds, time: Duration::MAX }, || {
-            Ok(Duration::ZERO)
-        })?;
+        harness::run(&mut table, &runs, harness::Effort { rounds, time: Duration::MAX })?;
         table.reference = group.iter().position(|subject| subject.name == FLOOR).into_iter().collect();
         print!("{}", table.text());
         tables.push(table);

@@ -6,14 +6,14 @@ use twinbuf::BoxError;
 
 use crate::report::{Row, Table};
 
-/// Something to measure: takes a round's input, returns one figure for each column of the table.
+/// Something to measure: returns one figure for each column of the table.
 pub struct Subject<'a> {
     pub name: String,
-    run: Box<dyn Fn(Duration) -> Result<Vec<f64>, BoxError> + 'a>,
+    run: Box<dyn Fn() -> Result<Vec<f64>, BoxError> + 'a>,
 }
 
 impl<'a> Subject<'a> {
-    pub fn new(name: impl Into<String>, run: impl Fn(Duration) -> Result<Vec<f64>, BoxError> + 'a) -> Self {
+    pub fn new(name: impl Into<String>, run: impl Fn() -> Result<Vec<f64>, BoxError> + 'a) -> Self {
         Self { name: name.into(), run: Box::new(run) }
     }
 }
@@ -40,14 +40,7 @@ impl Effort {
 }
 
 /// Runs all subjects round by round, each round in a new order, and adds the figures to `table`.
-///
-/// `calibrate` runs at the start of each round. It returns the time to compute, and the subjects get it.
-pub fn run(
-    table: &mut Table,
-    subjects: &[Subject<'_>],
-    effort: Effort,
-    calibrate: impl Fn() -> Result<Duration, BoxError>,
-) -> Result<(), BoxError> {
+pub fn run(table: &mut Table, subjects: &[Subject<'_>], effort: Effort) -> Result<(), BoxError> {
     let begun = Instant::now();
     let mut order: Vec<usize> = (0..subjects.len()).collect();
     table.rows =
@@ -55,10 +48,9 @@ pub fn run(
     let mut rounds = 0;
     while effort.allows(rounds, begun) {
         rounds += 1;
-        let found = calibrate()?;
         fastrand::shuffle(&mut order);
         for &i in &order {
-            let sample = (subjects[i].run)(found)
+            let sample = (subjects[i].run)()
                 .map_err(|error| format!("{}, {}: {error}", table.title, subjects[i].name))?;
             assert_eq!(sample.len(), table.columns.len(), "{}", table.title);
             table.rows[i].samples.push(sample);
