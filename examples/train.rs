@@ -102,9 +102,6 @@ struct Run {
     order_hash: String,
     /// `null` where a busy loop stood in for the model.
     final_loss: Option<f64>,
-    /// What perfect overlap of this run would take.
-    #[serde(skip)]
-    ideal_s: f64,
     #[serde(skip)]
     first_loss: Option<f64>,
     #[serde(skip)]
@@ -258,7 +255,6 @@ fn one_run(
         load_s: per_epoch(report.read.busy),
         compute_s: per_epoch(report.train.busy),
         wait_s: per_epoch(report.train.waiting),
-        ideal_s: per_epoch(report.read.busy.max(report.train.busy)),
         batches: report.batches,
         io_ops: report.io_calls,
         order_hash: format!("{order:016x}"),
@@ -279,8 +275,10 @@ fn busy(time: Duration) {
 fn figures(runs: Vec<Run>) -> Figures {
     // Round by round: a drift of the machine then affects both sides of a ratio.
     let of = |mode: Mode| runs.iter().filter(move |run| run.mode == mode.name());
-    let ideals: Vec<f64> = of(Mode::Serial).map(|run| run.ideal_s).collect();
-    let possible: Vec<f64> = of(Mode::Serial).map(|run| run.epoch_s / run.ideal_s).collect();
+    // What perfect overlap of a run would take.
+    let ideal = |run: &Run| run.load_s.max(run.compute_s);
+    let ideals: Vec<f64> = of(Mode::Serial).map(ideal).collect();
+    let possible: Vec<f64> = of(Mode::Serial).map(|run| run.epoch_s / ideal(run)).collect();
     let reached: Vec<f64> = of(Mode::Serial)
         .zip(of(Mode::DoubleWillneed))
         .map(|(serial, double)| serial.epoch_s / double.epoch_s)
