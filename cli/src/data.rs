@@ -8,8 +8,6 @@ use serde::Serialize;
 use twinbuf::mmap::{Cut, DType, Error};
 use twinbuf::{BoxError, Records};
 
-use crate::text::quoted;
-
 /// A file's format, recognized by its first bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
@@ -102,8 +100,9 @@ impl Shape {
 
     /// The call that opens the files in a program.
     pub(crate) fn call(&self, paths: &[PathBuf], format: Format, tensor: &str) -> String {
-        let paths: Vec<String> = paths.iter().map(|path| quoted(path)).collect();
-        let paths = format!("[{}]", paths.join(", "));
+        // As a list of string literals.
+        let paths: Vec<String> = paths.iter().map(|path| path.display().to_string()).collect();
+        let paths = format!("{paths:?}");
         let cut = match self.sequence {
             Some(tokens) => format!("Cut::sequence({tokens})"),
             None => "Cut::Rows".to_string(),

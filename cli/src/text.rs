@@ -10,11 +10,6 @@ pub(crate) fn printable(text: &str) -> String {
     text.chars().map(escaped).collect()
 }
 
-/// A path as a string literal of a program.
-pub(crate) fn quoted(path: &std::path::Path) -> String {
-    format!("{:?}", path.display().to_string())
-}
-
 /// `1536` as `1.5 KiB`.
 pub(crate) fn bytes(bytes: u64) -> String {
     let mut value = bytes as f64;

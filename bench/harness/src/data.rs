@@ -67,11 +67,12 @@ static USED: OnceLock<Used> = OnceLock::new();
 /// From now on [`make_cold`] leaves memory in the state that [`Used`] describes.
 pub fn use_memory(folder: &Path) -> Result<(), BoxError> {
     let len = 2 * sys::memory()? / MIB * MIB;
-    let holes = Sparse::make(folder, len / MIB)?;
-    // The file is gone when the program ends.
-    let used =
-        USED.get_or_init(|| Used { holes: File::open(&holes.0).expect("it was made"), len, next: 0.into() });
-    used.fill(len / 2)
+    let path = folder.join(format!("sparse-{}.bin", std::process::id()));
+    let holes = File::options().read(true).write(true).create(true).truncate(true).open(&path)?;
+    // It takes no disk space, and is gone when the program ends.
+    fs::remove_file(&path)?;
+    holes.set_len(len)?;
+    USED.get_or_init(|| Used { holes, len, next: 0.into() }).fill(len / 2)
 }
 
 impl Used {
@@ -87,23 +88,6 @@ impl Used {
             self.holes.read_exact_at(&mut page, u64::try_from(place)? * PAGE)?;
         }
         Ok(())
-    }
-}
-
-/// A file of `mib` MiB that takes no disk space, removed when this is dropped.
-pub struct Sparse(pub PathBuf);
-
-impl Sparse {
-    pub fn make(folder: &Path, mib: u64) -> Result<Self, BoxError> {
-        let path = folder.join(format!("sparse-{}.bin", std::process::id()));
-        File::create(&path)?.set_len(mib * MIB)?;
-        Ok(Self(path))
-    }
-}
-
-impl Drop for Sparse {
-    fn drop(&mut self) {
-        let _ = fs::remove_file(&self.0);
     }
 }
 
