@@ -9,7 +9,7 @@ use twinbuf_bench_harness::measure::Effort;
 use crate::data::{self, Files};
 use crate::measure::Process;
 use crate::ours;
-use crate::report;
+use crate::report::quoted;
 use crate::work::{Outcome, Work};
 
 /// A subject, and its command line.
@@ -87,7 +87,7 @@ pub fn same(subjects: &[Subject], kinds: &[Files]) -> Result<Vec<String>, BoxErr
                 ),
                 Err(error) => println!("{kind}, {subject}: FAILED: {error}"),
             }
-            found.push(report::delivered(&format!("{kind},{subject}"), &delivered));
+            found.push(delivered_line(&format!("{kind},{subject}"), &delivered));
         }
     }
     Ok(found)
@@ -143,7 +143,7 @@ pub fn speed(
                             serial = sample.as_ref().ok().map(|sample| sample.wait);
                         }
                         let place = format!("{round},{kind},{order},{cache},{trains},{subject}");
-                        rows.push(report::run(&place, trains, &sample));
+                        rows.push(line(&place, trains, &sample));
                     }
                     // A training step takes as long as the serial loop took to load a batch, in the same round and
                     // place.
@@ -217,5 +217,27 @@ impl Sample {
             au: outcome.step_s * batches / outcome.wall_s,
             wait: Duration::from_secs_f64(outcome.wait_s / batches),
         }
+    }
+}
+
+/// The line of a run in this place, which may have a trainer.
+fn line(place: &str, trains: bool, sample: &Result<Sample, String>) -> String {
+    match sample {
+        Ok(Sample { samples_per_s, first_ms, cpu_us_per_sample, step_alone_us, step_us, au, .. }) => {
+            let line = format!("{place},{samples_per_s:.0},{first_ms:.2},{cpu_us_per_sample:.3}");
+            let steps = format!(",{au:.4},{step_us:.2},{step_alone_us:.2},\n");
+            line + if trains { &steps } else { ",,,,\n" }
+        }
+        Err(error) => format!("{place},,,,,,,{}\n", quoted(error)),
+    }
+}
+
+/// The line of a subject and a kind.
+fn delivered_line(place: &str, delivered: &Result<Delivered, String>) -> String {
+    match delivered {
+        Ok(Delivered { order_right, content_right, repeated }) => {
+            format!("{place},{order_right},{content_right},{repeated},\n")
+        }
+        Err(error) => format!("{place},,,,{}\n", quoted(error)),
     }
 }
