@@ -216,14 +216,11 @@ fn measure(load: &Load, rounds_a_ms: u64) -> Result<Report, BoxError> {
         return enqueue(builder, load.copy, us);
     }
     let mut loader = builder.build()?;
-    let train = || sleep(Duration::from_millis(load.train));
+    let train = || match load.caller {
+        Caller::Computes => compute(load.train * rounds_a_ms),
+        _ => sleep(Duration::from_millis(load.train)),
+    };
     match load.caller {
-        Caller::Computes => {
-            for batch in loader.epoch(0) {
-                let _batch = batch?;
-                compute(load.train * rounds_a_ms);
-            }
-        }
         Caller::Keeps(most) => {
             let mut kept = VecDeque::new();
             for batch in loader.epoch(0) {
@@ -247,20 +244,14 @@ fn measure(load: &Load, rounds_a_ms: u64) -> Result<Report, BoxError> {
             }
             Ok(())
         })?,
-        Caller::OneBatchEpochs => {
-            for epoch in 0..load.steps {
-                for batch in loader.epoch(epoch) {
+        _ => {
+            for epoch in 0..if epochs { load.steps } else { 1 } {
+                for (step, batch) in loader.epoch(epoch).enumerate() {
                     let _batch = batch?;
                     train();
-                }
-            }
-        }
-        Caller::Waits | Caller::Compiles | Caller::Enqueues(_) => {
-            for (step, batch) in loader.epoch(0).enumerate() {
-                let _batch = batch?;
-                train();
-                if step == 0 && load.caller == Caller::Compiles {
-                    sleep(Duration::from_secs(2));
+                    if step == 0 && load.caller == Caller::Compiles {
+                        sleep(Duration::from_secs(2));
+                    }
                 }
             }
         }

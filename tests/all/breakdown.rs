@@ -1,7 +1,7 @@
 //! The breakdown: the steps that are logged, and no log when it is off.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Mutex, mpsc};
+use std::sync::{Arc, Mutex, OnceLock, mpsc};
 use std::time::{Duration, Instant};
 
 use crate::common::{RECORD, Reads, busy, files, nothing, open, plan};
@@ -12,6 +12,14 @@ fn logged(every: u64) -> (Breakdown, Arc<Mutex<Vec<String>>>) {
     let lines = Arc::new(Mutex::new(Vec::new()));
     let sink = lines.clone();
     (Breakdown::every(every).sink(move |line| sink.lock().unwrap().push(line.to_string())), lines)
+}
+
+/// A breakdown whose sink gets the breakdown, too.
+fn with_itself(mut sink: impl FnMut(&Breakdown) + Send + 'static) -> Breakdown {
+    let own = Arc::new(OnceLock::<Breakdown>::new());
+    let sees = own.clone();
+    let breakdown = Breakdown::every(1).sink(move |_| sink(sees.get().unwrap()));
+    own.get_or_init(|| breakdown).clone()
 }
 
 /// What a line starts with, and its phases with their milliseconds.
@@ -154,16 +162,13 @@ fn times_without_end_are_counted_as_far_as_a_duration_goes() {
 
 #[test]
 fn a_sink_may_use_the_breakdown_itself() {
-    let own = Arc::new(Mutex::new(Breakdown::off()));
-    let (sees, lines) = (own.clone(), Arc::new(Mutex::new(0)));
+    let lines = Arc::new(Mutex::new(0));
     let count = lines.clone();
-    let breakdown = Breakdown::every(1).sink(move |_| {
-        let own = sees.lock().unwrap().clone();
+    let breakdown = with_itself(move |own| {
         own.phase("logging", || own.to_string());
         own.end_step(); // its line is lost
         *count.lock().unwrap() += 1;
     });
-    *own.lock().unwrap() = breakdown.clone();
     for _ in 0..3 {
         breakdown.end_step();
     }
@@ -190,14 +195,12 @@ fn a_sink_that_panics_gets_the_next_line_all_the_same() {
 #[test]
 fn a_sink_given_while_another_is_called_is_the_one_that_stays() {
     let lines = Arc::new(Mutex::new(Vec::new()));
-    let own = Arc::new(Mutex::new(Breakdown::off()));
-    let (sees, old, new) = (own.clone(), lines.clone(), lines.clone());
-    let breakdown = Breakdown::every(1).sink(move |_| {
+    let (old, new) = (lines.clone(), lines.clone());
+    let breakdown = with_itself(move |own| {
         old.lock().unwrap().push("old");
         let new = new.clone();
-        let _ = sees.lock().unwrap().clone().sink(move |_| new.lock().unwrap().push("new"));
+        let _ = own.clone().sink(move |_| new.lock().unwrap().push("new"));
     });
-    *own.lock().unwrap() = breakdown.clone();
     for _ in 0..3 {
         breakdown.end_step();
     }
