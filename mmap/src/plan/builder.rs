@@ -174,8 +174,8 @@ pub enum PlanError {
         /// The seed.
         seed: u64,
     },
-    /// A record has the number 2^64 - 1, which no data set has. Or, in a saved plan, `first` plus the product of
-    /// `records` and `step` exceeds 2^64 - 1.
+    /// A record has the number 2^64 - 1, which no data set has. Or, in a saved plan, `first` and `step` give the last
+    /// record this number or a larger one.
     #[error("{records} records from {first} on end past 2^64")]
     RangeTooLarge {
         /// The record 2^64 - 1, or `first` of the saved plan.

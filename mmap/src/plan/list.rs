@@ -43,7 +43,7 @@ enum List {
 
 impl RecordList {
     /// Returns a list of `len` records with equal steps: `first`, `first + step` and so on. It allocates no memory.
-    /// Returns `None` if the step is 0, or if `first + len * step` does not fit a u64.
+    /// Returns `None` if the step is 0, or if the last record is not below 2^64 - 1.
     ///
     /// ```
     /// # use twinbuf_mmap::RecordList;
@@ -52,7 +52,7 @@ impl RecordList {
     /// ```
     #[must_use]
     pub fn even(first: u64, step: u64, len: u64) -> Option<Self> {
-        first.checked_add(len.checked_mul(step)?)?;
+        first.checked_add(len.saturating_sub(1).checked_mul(step)?)?.checked_add(len.min(1))?;
         (step > 0).then_some(Self(List::Even { first, step: if len > 1 { step } else { 1 }, len }))
     }
 

@@ -266,6 +266,10 @@ fn a_list_of_equal_steps_is_a_range() {
     assert_eq!([0, 1].map(|at| list(&[u64::MAX]).get(at)), [Some(u64::MAX), None]);
     assert_eq!(list(&[u64::MAX - 1, 0, u64::MAX - 1]).range(), 0..u64::MAX);
     assert_eq!((list(&[3, u64::MAX]).range(), list(&[7; 3]).range()), (3..u64::MAX, 7..8));
+    let even = |(first, step, len)| RecordList::even(first, step, len).is_some();
+    assert_eq!([(u64::MAX - 1, 9, 1), (u64::MAX, 1, 0)].map(even), [true; 2]);
+    let none = [(u64::MAX, 1, 1), (1, u64::MAX - 1, 2), (0, 1 << 63, 3), (0, 0, 1)];
+    assert_eq!(none.map(even), [false; 4]);
 }
 
 #[test]
@@ -287,7 +291,7 @@ fn plans_of_lists_are_checked() {
     assert_eq!(steps(25, LastBatch::Wrap).unwrap().steps(0), 25);
     assert!(matches!(steps(u64::MAX, LastBatch::Wrap), Err(PlanError::StepTooLarge { .. })));
     let saved = |plan: &Plan| serde_json::from_str::<Plan>(&serde_json::to_string(plan).unwrap()).unwrap();
-    for records in [vec![4, 9, 2, 2, 8], (3..90).step_by(7).collect(), (3..90).collect()] {
+    for records in [vec![4, 9, 2, 2, 8], (3..90).step_by(7).collect(), (3..90).collect(), vec![0, 1 << 63]] {
         let plan = Plan::builder(1).records(records).steps(2).build().unwrap();
         assert_eq!(saved(&plan), plan);
     }
