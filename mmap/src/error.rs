@@ -134,7 +134,7 @@ pub enum Error {
         few(missing)
     )]
     MissingParts {
-        /// The first part that was given.
+        /// The first part that was given of this model.
         path: PathBuf,
         /// The number of parts.
         wanted: u64,

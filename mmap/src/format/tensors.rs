@@ -157,23 +157,35 @@ impl fmt::Debug for Tensors {
     }
 }
 
-/// Checks that all parts of a model in several files were given.
+/// Checks that all parts of each model in several files were given. The parts of a model have the same file name, but for
+/// its end. A part without this end may be of any model.
 fn whole(parts: &[(PathBuf, gguf::Part)]) -> Result<(), Error> {
-    let Some((path, first)) = parts.iter().find(|(_, part)| part.of > 1) else { return Ok(()) };
-    let gguf::Part { number, of } = *first;
     // The end of a part's file name, as llama.cpp writes it (`llama_split_path`).
-    let end = |number: u64| format!("-{:05}-of-{of:05}.gguf", number + 1);
-    let name = path.to_string_lossy();
-    let file = |other: u64| match name.strip_suffix(&end(number)) {
-        Some(front) => PathBuf::from(front.to_owned() + &end(other)),
-        None => PathBuf::from(format!("part {} of {of}", other + 1)),
+    let end = |number: u64, of: u64| format!("-{:05}-of-{of:05}.gguf", number + 1);
+    let model = |path: &PathBuf, part: &gguf::Part| {
+        let name = path.file_name()?.to_string_lossy();
+        name.strip_suffix(&end(part.number, part.of)).map(str::to_owned)
     };
-    let absent = |other: &u64| !parts.iter().any(|(_, part)| (part.number, part.of) == (*other, of));
-    let missing: Vec<PathBuf> = (0..of).filter(absent).map(file).collect();
-    if missing.is_empty() {
-        return Ok(());
+    let mut given: BTreeMap<(u64, Option<String>), BTreeSet<u64>> = BTreeMap::new();
+    for (path, part) in parts {
+        given.entry((part.of, model(path, part))).or_default().insert(part.number);
     }
-    Err(Error::MissingParts { path: path.clone(), wanted: of, missing })
+    for (path, part) in parts.iter().filter(|(_, part)| part.of > 1) {
+        let (of, name, path_name) = (part.of, model(path, part), path.to_string_lossy());
+        let numbers = given.iter().filter(|((other, model), _)| {
+            *other == of && (name.is_none() || model.is_none() || *model == name)
+        });
+        let has = |number: &u64| numbers.clone().any(|(_, numbers)| numbers.contains(number));
+        let file = |other: u64| match path_name.strip_suffix(&end(part.number, of)) {
+            Some(front) => PathBuf::from(front.to_owned() + &end(other, of)),
+            None => PathBuf::from(format!("part {} of {of}", other + 1)),
+        };
+        let missing: Vec<PathBuf> = (0..of).filter(|other| !has(other)).map(file).collect();
+        if !missing.is_empty() {
+            return Err(Error::MissingParts { path: path.clone(), wanted: of, missing });
+        }
+    }
+    Ok(())
 }
 
 /// Returns the tensors of a file that an index lists for it. Fails if the file does not have all of them.

@@ -277,7 +277,7 @@ fn numbers_of_gguf_are_checked() {
 #[test]
 fn a_split_gguf_is_complete_or_refused() {
     let folder = tempfile::tempdir().unwrap();
-    let part = |no: u16, count: u16| {
+    let named = |model: &str, no: u16, count: u16| {
         let mut file = [&b"GGUF\x03\0\0\0"[..], &1_u64.to_le_bytes(), &3_u64.to_le_bytes()].concat();
         for (name, kind, value) in [
             ("split.no", 2_u32, &no.to_le_bytes()[..]),
@@ -287,11 +287,12 @@ fn a_split_gguf_is_complete_or_refused() {
             let len = (name.len() as u64).to_le_bytes();
             file.extend([&len[..], name.as_bytes(), &kind.to_le_bytes(), value].concat());
         }
-        let tensor = gguf(&[(&format!("w{no}"), &[4], 24, 0)], 0);
+        let tensor = gguf(&[(&format!("{model}{no}"), &[4], 24, 0)], 0);
         file.extend(&tensor[24..24 + 8 + 2 + 4 + 8 + 4 + 8]);
         file.resize(file.len().next_multiple_of(32) + 32, 1);
-        write(folder.path(), &format!("m-{:05}-of-{count:05}.gguf", no + 1), &file)
+        write(folder.path(), &format!("{model}-{:05}-of-{count:05}.gguf", no + 1), &file)
     };
+    let part = |no, count| named("m", no, count);
     let parts: Vec<PathBuf> = (0..3).map(|no| part(no, 3)).collect();
     let whole = Tensors::open([&parts[2], &parts[0], &parts[1]]).unwrap();
     assert_eq!(whole.all().len(), 3);
@@ -306,10 +307,30 @@ fn a_split_gguf_is_complete_or_refused() {
         assert_eq!((path, *wanted, found), (&parts[given[0]], 3, &missing));
         assert!(error.to_string().contains("m-0000"), "{error}");
     }
+    // Two models, the second of which has as many parts, or more; and what is left of two.
+    for (count, given) in [(3, 1), (3, 2), (4, 3)] {
+        let others: Vec<PathBuf> = (0..given).map(|no| named("n", no, count)).collect();
+        for first in [&parts[..], &parts[2..]] {
+            let Err(Error::MissingParts { path, wanted, missing }) =
+                Tensors::open(first.iter().chain(&others))
+            else {
+                panic!("{given} of {count}")
+            };
+            let whole = first.len() == 3;
+            assert_eq!(path, if whole { others[0].clone() } else { parts[2].clone() });
+            assert_eq!(
+                (wanted, missing.len()),
+                if whole { (count.into(), usize::from(count - given)) } else { (3, 2) }
+            );
+        }
+    }
+    let both = (0..3).map(|no| named("n", no, 3)).chain(parts.iter().cloned());
+    assert_eq!(Tensors::open(both.collect::<Vec<_>>()).unwrap().all().len(), 6);
     // Alone it is a whole model; and under another name its parts cannot be named as files.
     assert_eq!(Tensors::open([part(0, 1)]).unwrap().all().len(), 1);
     let renamed = folder.path().join("first.gguf");
     std::fs::copy(&parts[0], &renamed).unwrap();
+    assert_eq!(Tensors::open([&parts[1], &renamed, &parts[2]]).unwrap().all().len(), 3);
     let message = Tensors::open([&renamed]).unwrap_err().to_string();
     assert!(message.contains("part 2 of 3") && message.contains("part 3 of 3"), "{message}");
 }
