@@ -185,7 +185,8 @@ impl BatchIndices {
         let share = window.share();
         let visited = share.start.max(start.saturating_sub(back))..share.end.min(start.saturating_add(ahead));
         let most = window.resident_at(visited.end - 1).end;
-        let asked = |position| most.min(window.resident_at(position).end + window.most().div_ceil(LEAD));
+        let lead = window.most().div_ceil(LEAD);
+        let asked = |position| most.min(window.resident_at(position).end.saturating_add(lead));
         let first =
             if follows && start > visited.start { asked(start - 1) } else { window.resident_at(start).start };
         Some(self.ranges(&window, first..asked(end - 1)))

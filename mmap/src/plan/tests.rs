@@ -127,18 +127,20 @@ fn no_order_of_the_largest_sizes_overflows() {
         let windows = sizes.iter().flat_map(|&chunk| sizes.map(|chunks| window(chunk, chunks)));
         let chunks = sizes.map(|records| Shuffle::Chunks { records });
         for shuffle in windows.chain(chunks).chain([Shuffle::None, Shuffle::Full]) {
-            for (batch, last_batch) in [(1, LastBatch::Drop), (1 << 40, LastBatch::Wrap)] {
+            let tails = [(1, LastBatch::Drop), (1 << 40, LastBatch::Wrap)];
+            for ((batch, last_batch), world) in tails.into_iter().flat_map(|tail| [(tail, 1), (tail, 2)]) {
                 let plan = Plan::builder(records).batch(batch).shuffle(shuffle).last_batch(last_batch);
-                let Ok(plan) = plan.rank(1, 2).build() else { continue };
+                let Ok(plan) = plan.rank(world - 1, world).build() else { continue };
                 let end = plan.steps(0);
                 for step in [0, end / 2, end - 1] {
                     let batch = plan.batch(1, step).unwrap();
-                    assert!(
-                        batch.runs().take(3).all(|run| run.start < run.end && run.end <= records),
-                        "{plan:?}"
-                    );
-                    if batch.shuffle.window_records() < 1000 {
+                    let inside = |run: Range<u64>| run.start < run.end && run.end <= records;
+                    assert!(batch.runs().take(3).all(inside), "{plan:?}");
+                    if batch.shuffle.window_records() < 1000 && batch.window().is_some() {
                         let _ = (batch.chunks(false), batch.chunks(true));
+                        let chunks = batch.window_chunks().unwrap();
+                        let has = chunks.iter().any(|chunk| chunk.contains(&batch.first()));
+                        assert!(has, "{plan:?}, {step}: {chunks:?}");
                     }
                 }
             }

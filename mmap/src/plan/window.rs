@@ -124,16 +124,16 @@ impl Window {
         self.tape.window
     }
 
-    /// Returns the records of a chunk of the share, whose number counts from 0: one range; two if the chunk has both the
-    /// last and the first record; or none.
+    /// Returns the records of a chunk of the share, whose number counts from 0: one range, or two if the chunk has both the
+    /// last and the first record.
     pub(crate) fn records(&self, chunk: u64) -> impl Iterator<Item = Range<u64>> + use<> {
         let Self { tape, share, .. } = self;
-        let (start, len) = match chunk {
-            0 => (share.range.start, share.before),
-            _ if chunk <= share.whole => ((share.first + chunk - 1) * tape.chunk, tape.chunk),
-            _ => (share.range.end - share.after, share.after),
+        let (start, len) = match chunk.checked_sub(u64::from(share.before > 0)) {
+            None => (share.range.start, share.before),
+            Some(whole) if whole < share.whole => ((share.first + whole) * tape.chunk, tape.chunk),
+            Some(_) => (share.range.end - share.after, share.after),
         };
-        let record = if len > 0 { tape.at(start) } else { 0 };
+        let record = tape.at(start);
         let front = len.min(tape.records - record);
         [record..record + front, 0..len - front].into_iter().filter(|range| !range.is_empty())
     }
@@ -147,17 +147,19 @@ impl Window {
     pub(crate) fn resident_at(&self, position: u64) -> Range<u64> {
         let Self { tape, share, .. } = self;
         let at = position - share.range.start;
-        let end = share.whole + 2;
+        // No overflow: if a chunk is one record, it is whole.
+        let (before, after) = (u64::from(share.before > 0), u64::from(share.after > 0));
+        let end = before + share.whole + after;
         if share.whole <= tape.window {
             0..end
         } else if at < share.start {
             // The start has records of `before` and of `window - 1` chunks, but none of the window's last chunk.
-            0..tape.window
+            0..before + tape.window - 1
         } else if at < share.range.end - share.range.start - share.end {
-            let block = (at - share.start) / tape.chunk;
-            block + 1..block + 1 + tape.window
+            let first = before + (at - share.start) / tape.chunk;
+            first..first + tape.window
         } else {
-            end - tape.window..end
+            end - after - (tape.window - 1)..end
         }
     }
 }
