@@ -201,24 +201,75 @@ pub struct RankError(String);
 mod tests {
     use super::*;
 
-    fn of(variables: &[(&str, &str)]) -> Result<Option<(u64, u64)>, RankError> {
-        let read = |name: &str| {
-            variables.iter().find(|(key, _)| *key == name).map(|(_, value)| (*value).to_string())
-        };
+    /// Finds the launcher with these variables, separated by `;`.
+    fn of(variables: &str) -> Result<Option<(u64, u64)>, RankError> {
+        let pairs = || variables.split(';').filter_map(|pair| pair.split_once('='));
+        let read = |name: &str| pairs().find(|(key, _)| *key == name).map(|(_, value)| value.to_owned());
         Ok(find(&read)?.map(|found| (found.rank, found.world)))
     }
 
-    fn refused(variables: &[(&str, &str)]) -> String {
-        of(variables).unwrap_err().to_string()
-    }
-
     #[test]
-    fn each_launcher_alone() {
-        assert_eq!(of(&[("HOME", "/root")]), Ok(None));
-        assert_eq!(of(&[("RANK", "3"), ("WORLD_SIZE", "8")]), Ok(Some((3, 8))));
-        assert_eq!(of(&[("OMPI_COMM_WORLD_RANK", "1"), ("OMPI_COMM_WORLD_SIZE", "2")]), Ok(Some((1, 2))));
-        assert_eq!(of(&[("PMI_RANK", "0"), ("PMI_SIZE", "4")]), Ok(Some((0, 4))));
-        assert_eq!(of(&[("SLURM_PROCID", "5"), ("SLURM_STEP_NUM_TASKS", "6")]), Ok(Some((5, 6))));
+    fn what_is_made_of_variables() {
+        let ok = |rank, world| Ok(Some((rank, world)));
+        let no = |message: &str| Err(RankError(message.to_owned()));
+        let mpi = "OMPI_COMM_WORLD_RANK=1;OMPI_COMM_WORLD_SIZE=2";
+        let [rank, world] = SLURM;
+        let slurm = format!("{rank}=2;{world}=3");
+        for (variables, wanted) in [
+            ("HOME=/root", Ok(None)),
+            ("RANK=3;WORLD_SIZE=8", ok(3, 8)),
+            (mpi, ok(1, 2)),
+            ("PMI_RANK=0;PMI_SIZE=4", ok(0, 4)),
+            (&slurm, ok(2, 3)),
+            // Spaces do no harm.
+            ("PMI_RANK= 2 ;PMI_SIZE=4\n", ok(2, 4)),
+            // The launcher closest to the process counts.
+            (&format!("{slurm};RANK=9;WORLD_SIZE=16"), ok(9, 16)),
+            (&format!("{slurm};{mpi};RANK=9;WORLD_SIZE=16;TORCHELASTIC_RUN_ID=none"), ok(9, 16)),
+            // Launchers that agree, and that do not.
+            (&format!("{mpi};RANK=1;WORLD_SIZE=2"), ok(1, 2)),
+            (
+                &format!("{mpi};PMI_RANK=0;PMI_SIZE=2"),
+                no(
+                    "OMPI_COMM_WORLD_RANK and OMPI_COMM_WORLD_SIZE are 1 and 2, PMI_RANK and PMI_SIZE are 0 and 2: \
+                    unset the pair that does not apply",
+                ),
+            ),
+            // The process may inherit torchrun's mark from a torchrun that started its launcher, without its numbers.
+            (&format!("TORCHELASTIC_RUN_ID=x;{mpi}"), ok(1, 2)),
+            (&format!("TORCHELASTIC_RUN_ID=x;{slurm}"), ok(2, 3)),
+            ("TORCHELASTIC_RUN_ID=x;RANK=1", Err(missing("WORLD_SIZE", "RANK"))),
+            (
+                "TORCHELASTIC_RUN_ID=x",
+                no(
+                    "TORCHELASTIC_RUN_ID is set, so a launcher started this process, but no known variables give its \
+                    rank and the number of ranks: set them with `PlanBuilder::rank`, or unset TORCHELASTIC_RUN_ID",
+                ),
+            ),
+            // A rank without a world size must agree.
+            (&format!("{slurm};PMIX_RANK=2"), ok(2, 3)),
+            (
+                &format!("{slurm};PALS_RANKID=1"),
+                no("SLURM_PROCID is 2 and PALS_RANKID is 1: unset the one that does not apply"),
+            ),
+            ("PMIX_RANK=0", Err(no_world("PMIX_RANK"))),
+            // Half a pair, and a rank that is not below the world size.
+            ("RANK=0", Err(missing("WORLD_SIZE", "RANK"))),
+            ("WORLD_SIZE=4", no("WORLD_SIZE is set and RANK is not: set both, or unset WORLD_SIZE")),
+            ("RANK=2;WORLD_SIZE=2", no("RANK must be below WORLD_SIZE, which is 2: found 2")),
+            ("SLURM_PROCID=1", Err(missing(world, rank))),
+            ("SLURM_STEP_NUM_TASKS=4", Err(missing(rank, world))),
+            ("SLURM_LOCALID=0;SLURM_NODEID=1", Err(missing(world, SLURM_LOCAL))),
+            ("SLURM_PROCID=0;SLURM_LOCALID=1", Err(missing(world, SLURM_LOCAL))),
+            // A batch script.
+            ("SLURM_PROCID=0;SLURM_LOCALID=0", Ok(None)),
+        ] {
+            assert_eq!(of(variables), wanted, "{variables}");
+        }
+        for bad in ["", "-1", "two", "1.5", "18446744073709551616"] {
+            let wanted = format!("environment: PMI_RANK: wanted a whole number from 0, found {bad:?}");
+            assert_eq!(of(&format!("PMI_RANK={bad};PMI_SIZE=4")).unwrap_err().to_string(), wanted);
+        }
     }
 
     /// The variables of processes that Slurm 22.05 started in each of these ways.
@@ -234,58 +285,10 @@ mod tests {
             ("sbatch -n 4, within it srun -n 2", ["1", "2", "0", "2"], Some((1, 2))),
             ("sbatch -n 4, within it srun -n 2 --preserve-env", ["1", "4", "0", "2"], Some((1, 2))),
         ] {
-            let variables = NAMES.into_iter().zip(values).filter(|(_, value)| !value.is_empty());
-            assert_eq!(of(&variables.collect::<Vec<_>>()), Ok(wanted), "{how}");
+            let pairs = NAMES.into_iter().zip(values).filter(|(_, value)| !value.is_empty());
+            let variables: Vec<String> = pairs.map(|(name, value)| format!("{name}={value}")).collect();
+            assert_eq!(of(&variables.join(";")), Ok(wanted), "{how}");
         }
-        let (rank, world) = ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS");
-        assert_eq!(of(&[(rank, "1")]), Err(missing(world, rank)));
-        assert_eq!(of(&[(world, "4")]), Err(missing(rank, world)));
-    }
-
-    #[test]
-    fn the_launcher_closest_to_the_process_counts() {
-        let slurm = [("SLURM_PROCID", "1"), ("SLURM_STEP_NUM_TASKS", "2")];
-        let mpi = [("OMPI_COMM_WORLD_RANK", "1"), ("OMPI_COMM_WORLD_SIZE", "2")];
-        let torchrun = [("RANK", "9"), ("WORLD_SIZE", "16"), ("TORCHELASTIC_RUN_ID", "none")];
-        assert_eq!(of(&[&slurm[..], &[("RANK", "9"), ("WORLD_SIZE", "16")]].concat()), Ok(Some((9, 16))));
-        assert_eq!(of(&[&slurm[..], &mpi, &torchrun].concat()), Ok(Some((9, 16))));
-    }
-
-    #[test]
-    fn launchers_that_agree_and_that_do_not() {
-        let mpi = [("OMPI_COMM_WORLD_RANK", "1"), ("OMPI_COMM_WORLD_SIZE", "2")];
-        assert_eq!(of(&[&mpi[..], &[("RANK", "1"), ("WORLD_SIZE", "2")]].concat()), Ok(Some((1, 2))));
-        assert_eq!(
-            refused(&[&mpi[..], &[("PMI_RANK", "0"), ("PMI_SIZE", "2")]].concat()),
-            "environment: OMPI_COMM_WORLD_RANK and OMPI_COMM_WORLD_SIZE are 1 and 2, PMI_RANK and PMI_SIZE are 0 and 2: \
-             unset the pair that does not apply"
-        );
-    }
-
-    /// The process may inherit this variable from a torchrun that started its launcher, without torchrun's numbers.
-    #[test]
-    fn torchruns_mark_alone_hides_no_other_launcher() {
-        let mpi =
-            [("TORCHELASTIC_RUN_ID", "x"), ("OMPI_COMM_WORLD_RANK", "1"), ("OMPI_COMM_WORLD_SIZE", "3")];
-        assert_eq!(of(&mpi), Ok(Some((1, 3))));
-        let slurm = [("TORCHELASTIC_RUN_ID", "x"), ("SLURM_PROCID", "2"), ("SLURM_STEP_NUM_TASKS", "3")];
-        assert_eq!(of(&slurm), Ok(Some((2, 3))));
-        let error = Err(missing("WORLD_SIZE", "RANK"));
-        assert_eq!(of(&[("TORCHELASTIC_RUN_ID", "x"), ("RANK", "1")]), error);
-        assert_eq!(
-            refused(&[("TORCHELASTIC_RUN_ID", "x")]),
-            "environment: TORCHELASTIC_RUN_ID is set, so a launcher started this process, but no known variables \
-             give its rank and the number of ranks: set them with `PlanBuilder::rank`, or unset TORCHELASTIC_RUN_ID"
-        );
-    }
-
-    #[test]
-    fn a_rank_without_a_world_must_agree() {
-        let slurm = [("SLURM_PROCID", "2"), ("SLURM_STEP_NUM_TASKS", "3")];
-        assert_eq!(of(&[&slurm[..], &[("PMIX_RANK", "2")]].concat()), Ok(Some((2, 3))));
-        let wanted = "environment: SLURM_PROCID is 2 and PALS_RANKID is 1: unset the one that does not apply";
-        assert_eq!(refused(&[&slurm[..], &[("PALS_RANKID", "1")]].concat()), wanted);
-        assert_eq!(of(&[("PMIX_RANK", "0")]), Err(no_world("PMIX_RANK")));
     }
 
     /// Sets each variable alone, and each pair of variables, for rank 1 of 2. The result must be these numbers or an
@@ -293,14 +296,11 @@ mod tests {
     #[test]
     fn no_variable_gives_a_silent_rank_0_of_1() {
         let pairs = || LAUNCHERS.into_iter().chain([SLURM]);
-        let mut variables: Vec<(&str, &str)> = Vec::new();
-        variables.extend(pairs().flat_map(|[rank, world]| [(rank, "1"), (world, "2")]));
-        variables.extend(RANKS.map(|name| (name, "1")));
-        variables.extend(MARKS.split_whitespace().map(|name| (name, "1")));
-        variables.push((SLURM_LOCAL, "1"));
-        // Also set the value 0: the first of several processes or nodes must not be taken for the only one.
+        let mut variables: Vec<(&str, &str)> =
+            pairs().flat_map(|[rank, world]| [(rank, "1"), (world, "2")]).collect();
+        // Also with the value 0: the first of several processes or nodes must not be taken for the only one.
         let alone = RANKS.into_iter().chain(MARKS.split_whitespace()).chain([SLURM_LOCAL]);
-        variables.extend(alone.map(|name| (name, "0")));
+        variables.extend(alone.flat_map(|name| [(name, "1"), (name, "0")]));
         let mut complete = 0;
         for first in &variables {
             for second in &variables {
@@ -310,7 +310,7 @@ mod tests {
                     continue;
                 }
                 let whole = pairs().any(|[rank, world]| names.contains(&rank) && names.contains(&world));
-                match of(&[*first, *second]) {
+                match of(&format!("{}={};{}={}", first.0, first.1, second.0, second.1)) {
                     Ok(found) => {
                         assert_eq!(found, Some((1, 2)), "{names:?}");
                         assert!(whole, "{names:?}");
@@ -329,40 +329,18 @@ mod tests {
 
     #[test]
     fn clusters_that_name_no_rank() {
-        for (name, value) in [
-            (
-                "TF_CONFIG",
-                r#"{"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 1}}"#,
-            ),
-            ("SM_HOSTS", r#"["algo-1", "algo-2"]"#),
-            ("TPU_WORKER_ID", "3"),
-            ("JOB_COMPLETION_INDEX", "0"),
-            ("NODE_RANK", "0"),
-            ("PET_NNODES", "2"),
-            ("ALPS_APP_PE", "0"),
+        for variable in [
+            r#"TF_CONFIG={"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 1}}"#,
+            r#"SM_HOSTS=["algo-1", "algo-2"]"#,
+            "TPU_WORKER_ID=3",
+            "JOB_COMPLETION_INDEX=0",
+            "NODE_RANK=0",
+            "PET_NNODES=2",
+            "ALPS_APP_PE=0",
         ] {
-            assert_eq!(of(&[(name, value)]), Err(no_world(name)));
-            let jax = [(name, value), ("JAX_PROCESS_ID", "0"), ("JAX_NUM_PROCESSES", "2")];
-            assert_eq!(of(&jax), Ok(Some((0, 2))), "{name}");
+            assert_eq!(of(variable), Err(no_world(variable.split('=').next().unwrap())));
+            let jax = format!("{variable};JAX_PROCESS_ID=0;JAX_NUM_PROCESSES=2");
+            assert_eq!(of(&jax), Ok(Some((0, 2))), "{variable}");
         }
-        let local = [("SLURM_LOCALID", "0"), ("SLURM_NODEID", "1")];
-        let missing = missing("SLURM_STEP_NUM_TASKS", "SLURM_LOCALID");
-        assert_eq!(of(&local), Err(missing.clone()));
-        assert_eq!(of(&[("SLURM_PROCID", "0"), ("SLURM_LOCALID", "1")]), Err(missing));
-        assert_eq!(of(&[("SLURM_PROCID", "0"), ("SLURM_LOCALID", "0")]), Ok(None), "a batch script");
-    }
-
-    #[test]
-    fn half_a_pair_no_number_and_a_rank_that_is_not_below_the_world_size() {
-        let wanted = "environment: RANK must be below WORLD_SIZE, which is 2: found 2";
-        assert_eq!(refused(&[("RANK", "2"), ("WORLD_SIZE", "2")]), wanted);
-        assert_eq!(of(&[("RANK", "0")]), Err(missing("WORLD_SIZE", "RANK")));
-        let wanted = "environment: WORLD_SIZE is set and RANK is not: set both, or unset WORLD_SIZE";
-        assert_eq!(refused(&[("WORLD_SIZE", "4")]), wanted);
-        for bad in ["", "-1", "two", "1.5", "18446744073709551616"] {
-            let wanted = format!("environment: PMI_RANK: wanted a whole number from 0, found {bad:?}");
-            assert_eq!(refused(&[("PMI_RANK", bad), ("PMI_SIZE", "4")]), wanted);
-        }
-        assert_eq!(of(&[("PMI_RANK", " 2 "), ("PMI_SIZE", "4\n")]), Ok(Some((2, 4))), "spaces do no harm");
     }
 }
