@@ -1,10 +1,10 @@
 #![allow(clippy::needless_pass_by_value)] // plans are made where they are passed
 
 use std::fs::File;
-#[cfg(target_os = "linux")]
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 
+#[cfg(target_os = "linux")]
+use super::queue::tests::{ends_well, fork, leave};
 use super::*;
 use crate::ranges::Extent;
 use crate::{BatchIndices, Cut, DType, LastBatch, Plan, RaggedRecords, Records, Shuffle};
@@ -655,27 +655,17 @@ fn a_forks_child_reads_alone() {
     let expected = [0, 1, 2].map(|step| plain(&records, &batch(step)));
     assert!(read(&reader, &batch(0)) == expected[0]);
     let mut out = vec![0; 256 * 4096];
-    // SAFETY: the child reads files into memory that it has, and exits.
-    let child = unsafe { libc::fork() };
-    assert!(child >= 0, "{}", std::io::Error::last_os_error());
-    if child == 0 {
-        // SAFETY: takes no pointer. It ends a child that hangs.
-        unsafe { libc::alarm(600) };
-        // A panic would end the child's only thread, and with it the process, as if all were well.
-        let same = catch_unwind(AssertUnwindSafe(|| {
-            let same = (1..3)
-                .all(|step| reader.read(&batch(step as u64), &mut out).is_ok() && out == expected[step]);
+    let Some(child) = fork() else {
+        leave(|| {
+            for (step, expected) in (1..).zip(&expected[1..]) {
+                reader.read(&batch(step), &mut out).unwrap();
+                assert!(out == *expected);
+            }
             drop(reader);
-            same
-        }));
-        // SAFETY: takes no pointer.
-        unsafe { libc::_exit(i32::from(same.ok() != Some(true))) };
-    }
+        })
+    };
     assert!(read(&reader, &batch(1)) == expected[1] && read(&reader, &batch(2)) == expected[2]);
-    let mut status = 0;
-    // SAFETY: the kernel writes one status.
-    assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
-    assert_eq!(status, 0);
+    ends_well(child);
 }
 
 /// A disk with blocks of 4096 bytes reads a hole at the front of a file in smaller blocks, so a larger block is found

@@ -11,7 +11,7 @@ mod threads;
 mod uring;
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;
 
 use std::collections::VecDeque;
 use std::fmt::Debug;

@@ -157,6 +157,35 @@ fn no_more_is_read_than_the_memory_holds() {
     });
 }
 
+/// Forks this process. Returns the child's number, or `None` in the child, which must [`leave`].
+#[cfg(unix)]
+pub(in crate::reader) fn fork() -> Option<libc::pid_t> {
+    // SAFETY: takes no pointer. The child leaves by `_exit` and runs nothing of the test harness.
+    let child = unsafe { libc::fork() };
+    assert!(child >= 0, "{}", io::Error::last_os_error());
+    (child > 0).then_some(child)
+}
+
+/// Does the work of a child, and ends it.
+#[cfg(unix)]
+pub(in crate::reader) fn leave(work: impl FnOnce()) -> ! {
+    // SAFETY: takes no pointer. It ends a child that hangs.
+    unsafe { libc::alarm(600) };
+    // A panic would end the child's only thread, and with it the process, as if all were well.
+    let done = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work));
+    // SAFETY: takes no pointer, and does not return.
+    unsafe { libc::_exit(i32::from(done.is_err())) }
+}
+
+/// Waits for the end of a child, which did its work.
+#[cfg(unix)]
+pub(in crate::reader) fn ends_well(child: libc::pid_t) {
+    let mut status = 0;
+    // SAFETY: the kernel writes to `status`, and `status` is alive.
+    assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+    assert!(libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0, "{status}");
+}
+
 /// Reads of a socket. The test decides when they end, because it writes to the socket.
 #[cfg(unix)]
 mod gated {
@@ -164,7 +193,6 @@ mod gated {
     use std::io::Write;
     use std::os::fd::OwnedFd;
     use std::os::unix::net::UnixStream;
-    use std::panic::{AssertUnwindSafe, catch_unwind};
     use std::ptr::NonNull;
     use std::sync::atomic::Ordering::SeqCst;
     use std::sync::atomic::{AtomicBool, AtomicUsize};
@@ -255,6 +283,7 @@ mod gated {
         });
     }
 
+    /// The reads end during the drop, or a disk hangs. The end of a loader must not: its last reader drops the queue.
     #[test]
     fn a_drop_frees_no_memory_that_a_read_fills() {
         static BEGUN: AtomicUsize = AtomicUsize::new(0);
@@ -270,9 +299,10 @@ mod gated {
             }
         }
 
-        each(read_and_tell, |mut queue| {
+        let check = |mut queue: Queue, hangs: bool| {
             let (mut writer, file) = gate();
             let written = Arc::new(AtomicBool::new(false));
+            BEGUN.store(0, SeqCst);
             for tag in 0..10 {
                 let mut memory = vec![0; 1000];
                 let start = NonNull::from(&mut memory[..]).cast();
@@ -292,6 +322,7 @@ mod gated {
             let drops = thread::spawn(move || {
                 sender.send(()).unwrap();
                 drop(queue);
+                sender.send(())
             });
             receiver.recv().unwrap();
             // A drop that fails to wait would finish in this time, 20 ms at most: on a busy processor each yield may
@@ -303,50 +334,22 @@ mod gated {
                     break;
                 }
             }
+            if hangs {
+                let ended = receiver.recv_timeout(Duration::from_secs(60));
+                assert_eq!(ended, Ok(()), "the drop waits for the disk");
+                assert!(Arc::strong_count(&file) > 1, "the reads have not ended");
+            }
             written.store(true, SeqCst);
             writer.write_all(&[1; 10_000]).unwrap();
             drop(writer);
-            drops.join().unwrap();
-            wait_until_dropped(&file);
-        });
-    }
-
-    /// Waits until all reads have dropped the file.
-    fn wait_until_dropped(file: &Arc<File>) {
-        let began = Instant::now();
-        while Arc::strong_count(file) > 1 && began.elapsed() < Duration::from_secs(60) {
-            thread::yield_now();
-        }
-        assert_eq!(Arc::strong_count(file), 1, "reads that have ended keep the file");
-    }
-
-    /// A disk hangs. The end of a loader must not: its last reader drops the queue.
-    #[test]
-    fn a_drop_leaves_reads_that_hang_with_their_memory() {
-        static HAS_BEGUN: AtomicBool = AtomicBool::new(false);
-        fn read_and_tell(file: &File, out: &mut [u8], offset: u64) -> io::Result<usize> {
-            HAS_BEGUN.store(true, SeqCst);
-            read_next(file, out, offset)
-        }
-
-        each(read_and_tell, |mut queue| {
-            let (mut writer, file) = gate();
-            queue.push(read(&file, 0, 4, 0));
-            queue.start();
-            assert!(queue.poll().is_none());
-            while format!("{queue:?}").contains("Threads") && !HAS_BEGUN.load(SeqCst) {
+            let _ = drops.join().unwrap();
+            let began = Instant::now();
+            while Arc::strong_count(&file) > 1 && began.elapsed() < Duration::from_secs(60) {
                 thread::yield_now();
             }
-            let (sender, receiver) = channel();
-            thread::spawn(move || {
-                drop(queue);
-                sender.send(())
-            });
-            assert_eq!(receiver.recv_timeout(Duration::from_secs(60)), Ok(()), "the drop waits for the disk");
-            assert!(Arc::strong_count(&file) > 1, "the read has not ended");
-            writer.write_all(b"abcd").unwrap();
-            wait_until_dropped(&file);
-        });
+            assert_eq!(Arc::strong_count(&file), 1, "reads that have ended keep the file");
+        };
+        [false, true].into_iter().for_each(|hangs| each(read_and_tell, |queue| check(queue, hangs)));
     }
 
     #[test]
@@ -357,24 +360,8 @@ mod gated {
             (0..pushed as u64).for_each(|tag| queue.push(read(&file, 0, 2, tag)));
             queue.start();
             assert!(queue.poll().is_none());
-            // SAFETY: takes no pointer. The child leaves by `_exit` and runs nothing of the test harness.
-            match unsafe { libc::fork() } {
-                0 => {
-                    // SAFETY: takes no pointer. It ends a child that hangs.
-                    unsafe { libc::alarm(600) };
-                    // A panic would end the child's only thread, and with it the process, as if all were well.
-                    let dropped = catch_unwind(AssertUnwindSafe(|| drop(queue)));
-                    // SAFETY: takes no pointer, and does not return.
-                    unsafe { libc::_exit(i32::from(dropped.is_err())) }
-                }
-                pid => {
-                    assert!(pid > 0, "{}", io::Error::last_os_error());
-                    let mut status = 0;
-                    // SAFETY: the kernel writes to `status`, and `status` is alive.
-                    assert_eq!(unsafe { libc::waitpid(pid, &raw mut status, 0) }, pid);
-                    assert!(libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0, "{status}");
-                }
-            }
+            let Some(child) = fork() else { leave(|| drop(queue)) };
+            ends_well(child);
             // The parent's queue still works.
             writer.write_all(&b"xy".repeat(pushed)).unwrap();
             for _ in 0..pushed {
