@@ -171,20 +171,28 @@ fn faults_of_safetensors_are_typed() {
     refused(open(&[0xFF; 20]), "too long a header, by the length at byte 0: ");
 }
 
-/// A GGUF file with these tensors: name, axes, type, offset. `data` bytes follow.
-fn gguf(tensors: &[(&str, &[u64], u32, u64)], data: usize) -> Vec<u8> {
-    let mut file = b"GGUF\x03\0\0\0".to_vec();
-    file.extend((tensors.len() as u64).to_le_bytes());
-    file.extend(0_u64.to_le_bytes());
-    for (name, axes, kind, offset) in tensors {
-        file.extend((name.len() as u64).to_le_bytes());
-        file.extend(name.bytes());
-        file.extend(u32::try_from(axes.len()).unwrap().to_le_bytes());
-        file.extend(axes.iter().flat_map(|axis| axis.to_le_bytes()));
-        file.extend(kind.to_le_bytes());
-        file.extend(offset.to_le_bytes());
+/// A tensor of a GGUF file: name, axes, type, offset.
+type Described<'a> = (&'a str, &'a [u64], u32, u64);
+
+/// A GGUF file with these tensors. `data` bytes follow.
+fn gguf(tensors: &[Described<'_>], data: usize) -> Vec<u8> {
+    gguf_with(&[], tensors, data)
+}
+
+/// The same with metadata: a key, the type and the bytes of its value. The data starts at a multiple of 64.
+fn gguf_with(metadata: &[(&str, u32, &[u8])], tensors: &[Described<'_>], data: usize) -> Vec<u8> {
+    let name = |name: &str| [&(name.len() as u64).to_le_bytes(), name.as_bytes()].concat();
+    let counts = [tensors.len() as u64, metadata.len() as u64].map(u64::to_le_bytes).concat();
+    let mut file = [&b"GGUF\x03\0\0\0"[..], &counts].concat();
+    for (key, kind, value) in metadata {
+        file.extend([&name(key), &kind.to_le_bytes()[..], value].concat());
     }
-    file.resize(file.len().next_multiple_of(32) + data, 1);
+    for (of, axes, kind, offset) in tensors {
+        file.extend([name(of), u32::try_from(axes.len()).unwrap().to_le_bytes().to_vec()].concat());
+        file.extend(axes.iter().flat_map(|axis| axis.to_le_bytes()));
+        file.extend([&kind.to_le_bytes()[..], &offset.to_le_bytes()].concat());
+    }
+    file.resize(file.len().next_multiple_of(if metadata.is_empty() { 32 } else { 64 }) + data, 1);
     file
 }
 
@@ -241,14 +249,7 @@ fn faults_of_gguf_are_typed() {
 fn numbers_of_gguf_are_checked() {
     let folder = tempfile::tempdir().unwrap();
     let open = |pairs: &[(&str, u32, &[u8])], offset: u64| {
-        let mut file = [&b"GGUF\x03\0\0\0"[..], &1_u64.to_le_bytes()].concat();
-        file.extend((pairs.len() as u64).to_le_bytes());
-        for (name, kind, value) in pairs {
-            let len = (name.len() as u64).to_le_bytes();
-            file.extend([&len[..], name.as_bytes(), &kind.to_le_bytes(), value].concat());
-        }
-        file.extend(&gguf(&[("w", &[4], 24, offset)], 0)[24..24 + 8 + 1 + 4 + 8 + 4 + 8]);
-        file.resize(file.len().next_multiple_of(64) + 128, 1);
+        let file = gguf_with(pairs, &[("w", &[4], 24, offset)], 128);
         Tensors::open([write(folder.path(), "m.gguf", &file)])
     };
     let wanted =
@@ -266,8 +267,7 @@ fn numbers_of_gguf_are_checked() {
     for (no, count) in [(0_u64, 0_u64), (7, 1)] {
         open(&[("split.no", 10, &no.to_le_bytes()), ("split.count", 10, &count.to_le_bytes())], 0).unwrap();
     }
-    let align: [(u32, &[u8]); 3] = [(10, &64_u64.to_le_bytes()), (2, &64_u16.to_le_bytes()), (0, &[64])];
-    for (kind, align) in align {
+    for (kind, align) in [(10, &64_u64.to_le_bytes()[..]), (2, &64_u16.to_le_bytes()), (0, &[64])] {
         open(&[("general.alignment", kind, align)], 64).unwrap();
         refused(open(&[("general.alignment", kind, align)], 32), "a multiple of the alignment, found 32");
     }
@@ -278,18 +278,12 @@ fn numbers_of_gguf_are_checked() {
 fn a_split_gguf_is_complete_or_refused() {
     let folder = tempfile::tempdir().unwrap();
     let named = |model: &str, no: u16, count: u16| {
-        let mut file = [&b"GGUF\x03\0\0\0"[..], &1_u64.to_le_bytes(), &3_u64.to_le_bytes()].concat();
-        for (name, kind, value) in [
-            ("split.no", 2_u32, &no.to_le_bytes()[..]),
+        let metadata = [
+            ("split.no", 2, &no.to_le_bytes()[..]),
             ("split.count", 2, &count.to_le_bytes()),
             ("split.tensors.count", 5, &i32::from(count).to_le_bytes()),
-        ] {
-            let len = (name.len() as u64).to_le_bytes();
-            file.extend([&len[..], name.as_bytes(), &kind.to_le_bytes(), value].concat());
-        }
-        let tensor = gguf(&[(&format!("{model}{no}"), &[4], 24, 0)], 0);
-        file.extend(&tensor[24..24 + 8 + 2 + 4 + 8 + 4 + 8]);
-        file.resize(file.len().next_multiple_of(32) + 32, 1);
+        ];
+        let file = gguf_with(&metadata, &[(&format!("{model}{no}"), &[4], 24, 0)], 64);
         write(folder.path(), &format!("{model}-{:05}-of-{count:05}.gguf", no + 1), &file)
     };
     let part = |no, count| named("m", no, count);
