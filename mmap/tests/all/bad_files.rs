@@ -4,6 +4,7 @@ use std::fs::File;
 use std::path::Path;
 use std::sync::Arc;
 
+use crate::asked::write;
 use twinbuf_mmap::{Cut, DType, Error, Plan, Records};
 
 /// These openers refuse `path` in the same way: `check` sees each error.
@@ -40,13 +41,8 @@ fn refused(paths: &[&Path], record_bytes: usize) -> Error {
 #[test]
 fn what_cannot_be_opened() {
     let folder = tempfile::tempdir().unwrap();
-    let file = |name: &str, len: usize| {
-        let path = folder.path().join(name);
-        std::fs::write(&path, vec![1; len]).unwrap();
-        path
-    };
-    let (good, empty, short, ragged) =
-        (file("good", 64), file("empty", 0), file("short", 31), file("odd", 70));
+    let files = [("good", 64), ("empty", 0), ("short", 31), ("odd", 70)];
+    let [good, empty, short, ragged] = files.map(|(name, len)| write(folder.path(), name, vec![1; len]));
     let missing = folder.path().join("missing");
     let below_a_file = good.join("below");
 
@@ -110,8 +106,7 @@ fn a_file_without_permission() {
     use std::os::unix::process::CommandExt;
 
     let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("secret");
-    std::fs::write(&path, [1; 64]).unwrap();
+    let path = write(folder.path(), "secret", [1; 64]);
     std::fs::set_permissions(&path, PermissionsExt::from_mode(0o000)).unwrap();
     if File::open(&path).is_err() {
         refused_by_all(&path, |error| {
@@ -164,12 +159,10 @@ fn missing_folders_and_special_files_are_refused_without_waiting() {
 fn deleted_or_replaced_between_epochs() {
     let folder = tempfile::tempdir().unwrap();
     let [deleted, replaced] = ["deleted", "replaced"].map(|name| {
-        let path = folder.path().join(name);
         let mut shard = [20_240_520, 1, 100].map(i32::to_le_bytes).concat();
         shard.resize(1024, 0);
         shard.extend((0..100_u16).flat_map(u16::to_le_bytes));
-        std::fs::write(&path, shard).unwrap();
-        path
+        write(folder.path(), name, shard)
     });
     let open = || Records::open_llm_c([&deleted, &replaced], Cut::sequence(9));
     let records = Arc::new(open().unwrap());
@@ -186,8 +179,7 @@ fn deleted_or_replaced_between_epochs() {
     assert_eq!(epoch(0), expected);
 
     std::fs::remove_file(&deleted).unwrap();
-    let other = folder.path().join("other");
-    std::fs::write(&other, [7; 50]).unwrap();
+    let other = write(folder.path(), "other", [7; 50]);
     std::fs::rename(&other, &replaced).unwrap();
     assert_eq!(epoch(1), expected);
 

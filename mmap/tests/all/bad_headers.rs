@@ -3,6 +3,7 @@
 
 use std::path::Path;
 
+use crate::asked::write;
 use twinbuf_mmap::{Cut, DType, Error, RaggedRecords, Records};
 
 type Open = fn(&[&Path]) -> Result<Records, Error>;
@@ -88,11 +89,7 @@ fn llm_c() {
 
 /// A file with this header, and so many bytes of data.
 fn npy_of(header: &str, data: usize) -> Vec<u8> {
-    let mut file = b"\x93NUMPY\x01\x00".to_vec();
-    file.extend(u16::try_from(header.len()).unwrap().to_le_bytes());
-    file.extend(header.bytes());
-    file.resize(file.len() + data, 1);
-    file
+    crate::asked::npy(1, header, &vec![1; data])
 }
 
 #[test]
@@ -225,18 +222,13 @@ fn npy() {
 #[test]
 fn npy_in_other_words() {
     let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("x.npy");
     for header in [
         "{'descr':'<i2','fortran_order':False,'shape':(3,2)}",
         "{'shape': (3, 2, ), 'fortran_order': False, 'descr': '<i2', }     \n",
         " {\t\"descr\" : \"<i2\" , \"fortran_order\" : False , \"shape\" : ( 3 , 2 ) } \r\n\n",
         "{'descr': '<i2', 'fortran_order': False, 'shape': (3L, 2L), }",
     ] {
-        let mut file = b"\x93NUMPY\x03\x00".to_vec();
-        file.extend(u32::try_from(header.len()).unwrap().to_le_bytes());
-        file.extend(header.bytes());
-        file.extend([7; 12]);
-        std::fs::write(&path, &file).unwrap();
+        let path = write(folder.path(), "x.npy", crate::asked::npy(3, header, &[7; 12]));
         let records = Records::open_npy([&path], Cut::Rows).unwrap_or_else(|error| panic!("{error}"));
         assert_eq!((records.len(), records.shape(), records.record_bytes()), (3, &[2][..], 4));
     }
@@ -246,10 +238,9 @@ fn npy_in_other_words() {
 #[test]
 fn npy_in_fortran_order_with_one_long_axis() {
     let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("x.npy");
     let open = |shape: &str, data| {
         let header = format!("{{'descr': '<i2', 'fortran_order': True, 'shape': {shape}, }}");
-        std::fs::write(&path, npy_of(&header, data)).unwrap();
+        let path = write(folder.path(), "x.npy", npy_of(&header, data));
         Records::open_npy([&path], Cut::Rows).map(|records| (records.len(), records.shape().to_vec()))
     };
     for (shape, data, rows, row) in [
@@ -357,8 +348,7 @@ fn many_names() {
     let tensors = (0..1000).map(|i| (format!("t{i:04}"), "U8", [1], 1));
     let file = twinbuf_testing::safetensors(tensors, [0; 1000]);
     let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("model.safetensors");
-    std::fs::write(&path, file).unwrap();
+    let path = write(folder.path(), "model.safetensors", file);
     let error = Records::open_safetensors([&path], "t1000", Cut::Rows).unwrap_err();
     let Error::NoTensor { found, .. } = &error else { panic!("{error:?}") };
     assert_eq!((found.len(), &*found[0], &*found[999]), (1000, "t0000", "t0999"));
@@ -439,8 +429,7 @@ fn known_formats_are_no_bare_numbers() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("train.bin");
     let open_as = |file: &[u8], dtype| {
-        std::fs::write(&path, front(file)).unwrap();
-        Records::open_headerless([&path], dtype, Cut::Rows)
+        Records::open_headerless([write(folder.path(), "train.bin", front(file))], dtype, Cut::Rows)
     };
     let open = |file: &[u8]| open_as(file, DType::U16);
     let mut taken = Vec::new();
@@ -515,8 +504,7 @@ fn a_pointer_of_git_lfs_is_named() {
     );
     std::fs::write(&path, &pointer).unwrap();
     std::fs::write(path.with_extension("idx"), &pointer).unwrap();
-    let data = folder.path().join("data.bin");
-    std::fs::write(&data, [7; 400]).unwrap();
+    let data = write(folder.path(), "data.bin", [7; 400]);
     std::fs::write(data.with_extension("idx"), &pointer).unwrap();
     let named = |error: &Error| {
         let message = error.to_string();

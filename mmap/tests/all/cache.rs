@@ -5,6 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use crate::asked::write;
 use tempfile::TempDir;
 use twinbuf_mmap::{BatchIndices, Plan, ReadMode, ReadStats, Reader, Records, Residency, Shuffle};
 
@@ -134,8 +135,7 @@ fn each_page_of_a_batch_is_asked_for_once() {
     let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let page = (16 * RECORD) as u64 / data_set(folder.path(), 16).residency().unwrap().pages;
     let record = page * 7 / 10;
-    let path = folder.path().join("records");
-    std::fs::write(&path, vec![9; usize::try_from(20 * record).unwrap()]).unwrap();
+    let path = write(folder.path(), "records", vec![9; usize::try_from(20 * record).unwrap()]);
     let records = Arc::new(Records::open([&path], usize::try_from(record).unwrap()).unwrap());
     // A rank of many does not ask for what is around its records.
     let many = Plan::builder(20).rank(0, 1000).last_batch(twinbuf_mmap::LastBatch::Keep).build().unwrap();

@@ -4,6 +4,7 @@
 use std::fs::File;
 use std::path::{Path, PathBuf};
 
+use crate::asked::write;
 use proptest::prelude::*;
 use tempfile::TempDir;
 use twinbuf_mmap::{Cut, DType, Error, LastBatch, Plan, Records, Shuffle};
@@ -18,17 +19,7 @@ fn npy(descr: &str, shape: &[usize], pad: usize, data: &[u8]) -> Vec<u8> {
     let axes: String = shape.iter().map(|axis| format!("{axis}, ")).collect();
     let header =
         format!("{{'descr': '{descr}', 'fortran_order': False, 'shape': ({axes}), }}{}\n", " ".repeat(pad));
-    let mut file = b"\x93NUMPY".to_vec();
-    if pad % 2 == 0 {
-        file.extend([1, 0]);
-        file.extend(u16::try_from(header.len()).unwrap().to_le_bytes());
-    } else {
-        file.extend([2, 0]);
-        file.extend(u32::try_from(header.len()).unwrap().to_le_bytes());
-    }
-    file.extend(header.into_bytes());
-    file.extend(data);
-    file
+    crate::asked::npy(if pad % 2 == 0 { 1 } else { 2 }, &header, data)
 }
 
 /// The windows of all shards, one after the other: the reference.
@@ -80,8 +71,7 @@ proptest! {
             let count = rows + more;
             let shape = columns.map_or(vec![count], |columns| vec![count, columns, 2]);
             all.push(data(count * row, u32::try_from(index * 1000).unwrap()));
-            paths.push(folder.path().join(index.to_string()));
-            std::fs::write(&paths[index], npy("<u4", &shape, pad, &all[index])).unwrap();
+            paths.push(write(folder.path(), &index.to_string(), npy("<u4", &shape, pad, &all[index])));
         }
         let records = Records::open_npy(&paths, Cut::Windows { rows, stride }).unwrap();
         prop_assert_eq!(records.record_bytes(), rows * row);
@@ -94,11 +84,9 @@ proptest! {
 #[test]
 fn windows_do_not_cross_files_and_leave_the_rest_unread() {
     let folder = folder();
-    let paths: Vec<PathBuf> = (0..3).map(|index| folder.path().join(index.to_string())).collect();
     let shards: Vec<Vec<u8>> = [9, 12, 5].map(|tokens| data(tokens * 2, 7)).to_vec();
-    for (path, shard) in paths.iter().zip(&shards) {
-        std::fs::write(path, shard).unwrap();
-    }
+    let paths = (0..).zip(&shards).map(|(index, shard)| write(folder.path(), &index.to_string(), shard));
+    let paths: Vec<PathBuf> = paths.collect();
     let records = Records::open_headerless(&paths, DType::U16, Cut::sequence(4)).unwrap();
     let shard_records: Vec<_> = records.shards().iter().map(twinbuf_mmap::Shard::records).collect();
     assert_eq!(shard_records, [0..2, 2..4, 4..5]);
@@ -112,8 +100,7 @@ fn windows_do_not_cross_files_and_leave_the_rest_unread() {
 #[test]
 fn the_largest_strides_and_windows() {
     let folder = folder();
-    let path = folder.path().join("tokens");
-    std::fs::write(&path, data(40, 1)).unwrap();
+    let path = write(folder.path(), "tokens", data(40, 1));
     let open = |rows, stride| Records::open_headerless([&path], DType::U32, Cut::Windows { rows, stride });
     for stride in [10, usize::MAX / 1000, usize::MAX / 4, usize::MAX] {
         let records = open(10, stride).unwrap();
@@ -164,8 +151,7 @@ fn read_calls() -> Option<u64> {
 #[test]
 fn one_read_call_for_a_run_of_windows_without_gaps() {
     let folder = folder();
-    let path = folder.path().join("tokens");
-    std::fs::write(&path, data(20_000, 1)).unwrap();
+    let path = write(folder.path(), "tokens", data(20_000, 1));
     for (rows, stride, calls) in [(65, 64, 1), (8, 1, 1), (64, 64, 1), (64, 65, 0)] {
         let records = Records::open_headerless([&path], DType::U16, Cut::Windows { rows, stride }).unwrap();
         let batch = Plan::builder(records.len()).batch(100).build().unwrap().batch(0, 0).unwrap();
@@ -184,8 +170,7 @@ fn one_read_call_for_a_run_of_windows_without_gaps() {
 #[test]
 fn truncated_while_open_inside_overlapping_windows() {
     let folder = folder();
-    let path = folder.path().join("tokens");
-    std::fs::write(&path, data(2000, 1)).unwrap();
+    let path = write(folder.path(), "tokens", data(2000, 1));
     let records = Records::open_headerless([&path], DType::U16, Cut::sequence(10)).unwrap();
     assert_eq!(records.len(), 99);
     let batch = Plan::builder(99).batch(33).build().unwrap().batch(0, 1).unwrap();
@@ -201,11 +186,7 @@ fn truncated_while_open_inside_overlapping_windows() {
 #[test]
 fn files_of_one_data_set_have_records_of_one_kind() {
     let folder = folder();
-    let file = |name: &str, bytes: Vec<u8>| {
-        let path = folder.path().join(name);
-        std::fs::write(&path, bytes).unwrap();
-        path
-    };
+    let file = |name, bytes: Vec<u8>| write(folder.path(), name, bytes);
     let first = file("first", npy("<f4", &[2, 3], 0, &data(24, 0)));
     let longer = file("longer", npy("<f4", &[9, 3], 0, &data(108, 0)));
     let ints = file("ints", npy("<i4", &[2, 3], 0, &data(24, 0)));
@@ -243,10 +224,9 @@ fn tokens_past_four_gib() {
     file.write_all_at(&last, 1024 + TOKENS * 4 - 4096).unwrap();
 
     // Behind a small file: numbers and offsets then differ.
-    let small = folder.path().join("small.bin");
     let mut bytes = [20_240_801_i32, 7, 16].map(i32::to_le_bytes).concat();
     bytes.resize(1024 + 64, 0);
-    std::fs::write(&small, bytes).unwrap();
+    let small = write(folder.path(), "small.bin", bytes);
 
     let records = Records::open_llm_c([&small, &path], Cut::sequence(15)).unwrap();
     let windows = (TOKENS - 16) / 15 + 1;
@@ -317,13 +297,14 @@ fn every_tensor_is_opened_as_by_its_name() {
 fn the_files_of_mnist() {
     let folder = tempfile::tempdir().unwrap();
     for (name, count) in [("train", 60), ("t10k", 10)] {
-        let [images, labels] =
-            ["images-idx3-ubyte", "labels-idx1-ubyte"].map(|of| folder.path().join(format!("{name}-{of}")));
+        let file = |of, header: &[u32], data: &[u8]| {
+            let header = header.iter().flat_map(|n| n.to_be_bytes()).collect::<Vec<u8>>();
+            write(folder.path(), &format!("{name}-{of}"), [&header, data].concat())
+        };
         let pixels: Vec<u8> = (0..count * 784).map(|at| (at % 251) as u8).collect();
-        let numbers = |numbers: &[u32]| numbers.iter().flat_map(|n| n.to_be_bytes()).collect::<Vec<u8>>();
-        std::fs::write(&images, [numbers(&[2051, count, 28, 28]), pixels.clone()].concat()).unwrap();
         let classes: Vec<u8> = (0..count).map(|at| (at % 10) as u8).collect();
-        std::fs::write(&labels, [numbers(&[2049, count]), classes.clone()].concat()).unwrap();
+        let images = file("images-idx3-ubyte", &[2051, count, 28, 28], &pixels);
+        let labels = file("labels-idx1-ubyte", &[2049, count], &classes);
 
         // In six lines.
         let images = Records::options().header(16).open([&images], 28 * 28).unwrap();
@@ -341,8 +322,7 @@ fn the_files_of_mnist() {
 #[test]
 fn a_header_that_is_not_whole_or_leaves_no_record() {
     let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("x");
-    std::fs::write(&path, [7; 20]).unwrap();
+    let path = write(folder.path(), "x", [7; 20]);
     let open = |header, bytes| Records::options().header(header).open([&path], bytes);
     let typed = |header| Records::options().header(header).open_headerless([&path], DType::U16, Cut::Rows);
     assert_eq!((open(8, 4).unwrap().len(), typed(8).unwrap().len()), (3, 6));

@@ -154,7 +154,7 @@ fn cut(at: u64, wanted: u64, found: u64) -> String {
 #[test]
 fn indexes_of_offsets_that_are_wrong() {
     let folder = tempfile::tempdir().unwrap();
-    let data = write(folder.path(), "data", &bytes(100, 0));
+    let data = write(folder.path(), "data", bytes(100, 0));
     let open = |index: &[u8]| {
         let index = write(folder.path(), "index.npy", index);
         RaggedRecords::open_indexed([(&data, index)]).map(|_| ()).unwrap_err().to_string()
@@ -191,7 +191,7 @@ fn indexes_of_offsets_that_are_wrong() {
 #[test]
 fn indexes_of_megatron_that_are_wrong() {
     let folder = tempfile::tempdir().unwrap();
-    let data = write(folder.path(), "data.bin", &bytes(100, 0));
+    let data = write(folder.path(), "data.bin", bytes(100, 0));
     let open = |index: &[u8]| {
         write(folder.path(), "data.idx", index);
         RaggedRecords::open_megatron([&data]).map(|_| ()).unwrap_err().to_string()
@@ -230,8 +230,8 @@ fn indexes_of_megatron_that_are_wrong() {
     ] {
         assert!(message.contains(wanted), "{message}");
     }
-    let other = write(folder.path(), "other.bin", &bytes(100, 0));
-    write(folder.path(), "other.idx", &idx(4, 4, &[25], &[]));
+    let other = write(folder.path(), "other.bin", bytes(100, 0));
+    write(folder.path(), "other.idx", idx(4, 4, &[25], &[]));
     write(folder.path(), "data.idx", &good);
     let both = RaggedRecords::open_megatron([&data, &other]);
     assert!(matches!(both, Err(Error::Mixed { path, .. }) if path == other));
@@ -240,8 +240,8 @@ fn indexes_of_megatron_that_are_wrong() {
 #[test]
 fn the_most_bytes_of_a_batch_of_a_list() {
     let folder = tempfile::tempdir().unwrap();
-    let data = write(folder.path(), "data", &bytes(60, 0));
-    let index = write(folder.path(), "index", &npy("<i8", [0, 10, 30, 60].into_iter()));
+    let data = write(folder.path(), "data", bytes(60, 0));
+    let index = write(folder.path(), "index", npy("<i8", [0, 10, 30, 60].into_iter()));
     let records = RaggedRecords::open_indexed([(data, index)]).unwrap();
     // Only the batches with record 9 fail: the others fit the bound.
     for (list, wanted) in [(vec![1, 0], 20), (vec![9, 2, 1, 0], 30), (vec![0, 9, 2], 30), (vec![1, 9], 20)] {
@@ -255,12 +255,12 @@ fn the_most_bytes_of_a_batch_of_a_list() {
 fn a_prefix_of_megatron() {
     let folder = tempfile::tempdir().unwrap();
     for prefix in ["corpus", "corpus_v1.5_text"] {
-        let data = write(folder.path(), &format!("{prefix}.bin"), &bytes(100, 0));
-        write(folder.path(), &format!("{prefix}.idx"), &idx(4, 4, &[10, 15], &[]));
+        let data = write(folder.path(), &format!("{prefix}.bin"), bytes(100, 0));
+        write(folder.path(), &format!("{prefix}.idx"), idx(4, 4, &[10, 15], &[]));
         let found = RaggedRecords::open_megatron([folder.path().join(prefix)]).unwrap();
         assert_eq!((found.len(), found.shards()[0].path()), (2, &*data));
         // Beside a file that has the prefix as its name, such as the text that the tokens were made of.
-        write(folder.path(), prefix, &bytes(100, 0));
+        write(folder.path(), prefix, bytes(100, 0));
         let found = RaggedRecords::open_megatron([folder.path().join(prefix)]).unwrap();
         assert_eq!(found.shards()[0].path(), &*data);
         assert_eq!(RaggedRecords::open_megatron([&data]).unwrap().len(), 2);
@@ -273,8 +273,8 @@ fn a_prefix_of_megatron() {
 #[test]
 fn a_file_that_is_cut_off_while_it_is_open() {
     let folder = tempfile::tempdir().unwrap();
-    let data = write(folder.path(), "data", &bytes(100, 0));
-    let index = write(folder.path(), "index", &npy("<u8", [0, 40, 100].into_iter()));
+    let data = write(folder.path(), "data", bytes(100, 0));
+    let index = write(folder.path(), "index", npy("<u8", [0, 40, 100].into_iter()));
     let records = RaggedRecords::open_indexed([(&data, &index)]).unwrap();
     std::fs::OpenOptions::new().write(true).open(&data).unwrap().set_len(70).unwrap();
     let mut out = [0; 60];

@@ -4,6 +4,7 @@ use std::fs::File;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use crate::asked::write;
 use tempfile::TempDir;
 use twinbuf_mmap::{Error, Location, Plan, Records};
 
@@ -17,8 +18,7 @@ fn data_set(shards: &[usize]) -> (TempDir, Vec<PathBuf>, Vec<u8>) {
     for (index, records) in shards.iter().enumerate() {
         let part;
         (part, rest) = rest.split_at(records * RECORD);
-        paths.push(folder.path().join(format!("{index}.bin")));
-        std::fs::write(&paths[index], part).unwrap();
+        paths.push(write(folder.path(), &format!("{index}.bin"), part));
     }
     (folder, paths, bytes)
 }
@@ -112,13 +112,8 @@ fn a_leased_file_is_opened_when_it_is_given_up() {
 #[test]
 fn short_files_are_skipped() {
     let folder = tempfile::tempdir().unwrap();
-    let paths: Vec<_> = [("0", 0), ("1", 24), ("2", 7), ("3", 8), ("4", 0)]
-        .map(|(name, len)| {
-            let path = folder.path().join(name);
-            std::fs::write(&path, vec![name.as_bytes()[0]; len]).unwrap();
-            path
-        })
-        .into();
+    let file = |(name, len): (&str, _)| write(folder.path(), name, vec![name.as_bytes()[0]; len]);
+    let paths = [("0", 0), ("1", 24), ("2", 7), ("3", 8), ("4", 0)].map(file);
     assert!(matches!(Records::open(&paths, 8), Err(Error::TooShort { path, .. }) if path == paths[0]));
     let records = Records::options().skip_short(true).open(&paths, 8).unwrap();
     assert_eq!(records.skipped(), [&paths[0], &paths[2], &paths[4]].map(Clone::clone));

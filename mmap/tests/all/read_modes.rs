@@ -7,6 +7,7 @@ use std::os::fd::FromRawFd;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use crate::asked::write;
 use twinbuf_mmap::{Error, Plan, ReadMode, Reader, Records};
 use twinbuf_testing::bytes;
 
@@ -37,8 +38,7 @@ fn reader(mode: ReadMode, records: &Arc<Records>) -> Option<Reader> {
 #[test]
 fn direct_reads_see_the_file_that_was_opened_as_it_is() {
     let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
-    let path = folder.path().join("data");
-    std::fs::write(&path, vec![1; 10_000]).unwrap();
+    let path = write(folder.path(), "data", vec![1; 10_000]);
     let records = Arc::new(Records::open([&path], 10_000).unwrap());
     std::fs::rename(&path, folder.path().join("old")).unwrap();
     std::fs::write(&path, vec![2; 10_000]).unwrap();

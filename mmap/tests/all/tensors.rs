@@ -21,7 +21,7 @@ fn model<N: Display, S: AsRef<[usize]>>(
 }
 
 fn index(folder: &Path, map: &str) -> PathBuf {
-    write(folder, "model.safetensors.index.json", format!(r#"{{"weight_map":{{{map}}}}}"#).as_bytes())
+    write(folder, "model.safetensors.index.json", format!(r#"{{"weight_map":{{{map}}}}}"#))
 }
 
 /// Checks that a file was refused for its format, and that the message has one of `wanted` in it: texts with `|` between.
@@ -36,7 +36,7 @@ fn refused(found: Result<Tensors, Error>, wanted: &str) {
 #[test]
 fn few_groups_without_bytes_are_taken_ahead_of_a_read() {
     let folder = tempfile::tempdir().unwrap();
-    let path = write(folder.path(), "model.safetensors", &model(0, [("0.w", "F32", vec![0, 7], 0)]));
+    let path = write(folder.path(), "model.safetensors", model(0, [("0.w", "F32", vec![0, 7], 0)]));
     let groups = Tensors::open([&path]).unwrap().groups_by(|_| Some(0)).unwrap();
     let reader = Reader::of_groups(groups, ReadMode::Auto, 0).unwrap();
     let taken = Arc::new(AtomicUsize::new(0));
@@ -66,7 +66,7 @@ fn types_that_rust_lacks_are_bytes() {
         ("one", "F64", vec![], 8),
         ("bf16", "BF16", vec![2, 2], 8),
     ];
-    let path = write(folder.path(), "model.safetensors", &model(3, tensors));
+    let path = write(folder.path(), "model.safetensors", model(3, tensors));
     let model = Tensors::open([&path]).unwrap();
     for (name, dtype, format_type, shape, len) in [
         ("f4", None, "F4", &[3, 2][..], 3),
@@ -115,9 +115,9 @@ fn every_type_of_gguf() {
 fn a_model_in_several_files_by_its_index() {
     let folder = tempfile::tempdir().unwrap();
     let tensors = [("l.0.a", "F32", [2], 8), ("l.0.b", "U8", [3], 3)];
-    write(folder.path(), "x-1.safetensors", &model(0, tensors));
+    write(folder.path(), "x-1.safetensors", model(0, tensors));
     let tensors = [("l.1.a", "F32", [2], 8), ("unlisted", "U8", [1], 1)];
-    write(folder.path(), "x-2.safetensors", &model(9, tensors));
+    write(folder.path(), "x-2.safetensors", model(9, tensors));
     let map = r#""l.1.a":"x-2.safetensors","l.0.b":"x-1.safetensors","l.0.a":"x-1.safetensors""#;
     let model = Tensors::open([index(folder.path(), map)]).unwrap();
     let names: Vec<&str> = model.all().iter().map(Tensor::name).collect();
@@ -143,7 +143,7 @@ fn faults_of_an_index_are_typed() {
     refused(Tensors::open([index(at, "")]), "bad header at byte 0: wanted at least one tensor");
     let json = write(at, "x.json", b"{\"weight_map\":\n  {\"a\" 7}}");
     refused(Tensors::open([json]), "bad header at byte 22: ");
-    write(at, "x.safetensors", &model(0, [("a", "U8", [1], 1)]));
+    write(at, "x.safetensors", model(0, [("a", "U8", [1], 1)]));
     let error = Tensors::open([index(at, r#""a":"x.safetensors","b":"x.safetensors""#)]).unwrap_err();
     let Error::NoTensor { path, wanted, found } = error else { panic!("{error}") };
     assert_eq!((path, &*wanted, found), (at.join("x.safetensors"), "b", vec!["a".to_owned()]));
@@ -199,11 +199,7 @@ fn gguf_with(metadata: &[(&str, u32, &[u8])], tensors: &[Described<'_>], data: u
 #[test]
 fn faults_of_gguf_are_typed() {
     let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("x.gguf");
-    let open = |bytes: &[u8]| {
-        std::fs::write(&path, bytes).unwrap();
-        Tensors::open([&path])
-    };
+    let open = |bytes: &[u8]| Tensors::open([write(folder.path(), "x.gguf", bytes)]);
     let good = gguf(&[("a", &[4], 24, 0), ("b", &[], 24, 32), ("c", &[5, 0], 0, 32)], 33);
     let model = open(&good).unwrap();
     assert_eq!((model.get("b").unwrap().shape(), model.get("c").unwrap().shape()), (&[][..], &[0, 5][..]));
@@ -338,7 +334,7 @@ fn all_ways_to_read_give_the_same_bytes() {
         let len = [700, 65_537, long, 1][at / 6] + at;
         (format!("l.{}.{at}", at % 3), "U8", [len], len)
     });
-    let path = write(folder.path(), "model.safetensors", &model(5, tensors));
+    let path = write(folder.path(), "model.safetensors", model(5, tensors));
     let file = std::fs::read(&path).unwrap();
     let model = Tensors::open([&path]).unwrap();
     let bytes = |tensor: &Tensor| {
@@ -396,7 +392,7 @@ fn small_groups_are_read_ahead() {
     let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let names: Vec<String> = (0..300).map(|at| format!("expert.{at:03}")).collect();
     let tensors = names.iter().map(|name| (name, "U8", [20_480], 20_480));
-    let path = write(folder.path(), "model.safetensors", &model(5, tensors));
+    let path = write(folder.path(), "model.safetensors", model(5, tensors));
     let file = std::fs::read(&path).unwrap();
     let model = Tensors::open([&path]).unwrap();
     let groups = model.groups(names.iter().map(|name| [name])).unwrap();

@@ -7,10 +7,17 @@ use twinbuf_mmap::{BatchIndices, Error, Plan, ReadMode, ReadStats, Reader, Recor
 
 /// Writes a file, and returns its path.
 #[allow(dead_code, reason = "each test binary uses its part")]
-pub(crate) fn write(folder: &Path, name: &str, bytes: &[u8]) -> PathBuf {
+pub(crate) fn write(folder: &Path, name: &str, bytes: impl AsRef<[u8]>) -> PathBuf {
     let path = folder.join(name);
     std::fs::write(&path, bytes).unwrap();
     path
+}
+
+/// An `.npy` file of this major version, with a dictionary and data.
+#[allow(dead_code, reason = "each test binary uses its part")]
+pub(crate) fn npy(major: u8, header: &str, data: &[u8]) -> Vec<u8> {
+    let len = &u32::try_from(header.len()).unwrap().to_le_bytes()[..if major == 1 { 2 } else { 4 }];
+    [b"\x93NUMPY", &[major, 0][..], len, header.as_bytes(), data].concat()
 }
 
 /// The batches of an epoch, in order.
