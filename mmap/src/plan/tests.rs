@@ -3,6 +3,8 @@
 #![allow(clippy::cast_possible_truncation)] // small numbers
 #![allow(clippy::needless_pass_by_value)] // plans are made where they are passed
 
+use std::collections::BTreeSet;
+
 use super::*;
 
 fn records(batch: impl std::borrow::Borrow<BatchIndices>) -> impl Iterator<Item = u64> {
@@ -112,7 +114,7 @@ fn the_largest_numbers() {
 
     // Two chunks, the second of one record. In 64 epochs they come in both orders.
     let chunked = Plan::builder(all).shuffle(Shuffle::Chunks { records: all - 1 }).build().unwrap();
-    let ends: std::collections::BTreeSet<_> =
+    let ends: BTreeSet<_> =
         (0..64).map(|epoch| [0, all - 1].map(|step| chunked.batch(epoch, step).unwrap().first())).collect();
     assert!(ends.into_iter().eq([[0, all - 1], [all - 1, all - 2]]));
     let shuffled = Plan::builder(all).shuffle(Shuffle::Full).build().unwrap();
@@ -153,7 +155,7 @@ fn no_order_of_the_largest_sizes_overflows() {
 fn a_short_chunk_in_the_middle_shifts_what_follows() {
     let plan = Plan::builder(10).shuffle(Shuffle::Chunks { records: 3 }).seed(5).build().unwrap();
     let orders: Vec<Vec<u64>> = (0..8).map(|e| epoch(plan.clone(), e)).collect();
-    let places: std::collections::BTreeSet<usize> =
+    let places: BTreeSet<usize> =
         orders.iter().map(|order| order.iter().position(|&record| record == 9).unwrap()).collect();
     assert!(places.len() > 2 && places.iter().all(|place| place % 3 == 0), "{places:?}");
     for order in orders {
@@ -200,81 +202,64 @@ fn golden_orders() {
     );
 }
 
-/// Over the batches of a rank, each chunk is requested once and given up once, for several sizes.
+/// Over the batches of a rank, each chunk is requested once and given up once. All records of a batch are in its window. The
+/// windows of a rank have only its own records, so each rank reads its share once, for several sizes and numbers of ranks.
 #[test]
-fn a_window_is_asked_for_by_the_batches_of_the_one_before() {
-    for (n, chunk, chunks, batch, world) in
-        [(10_000, 100, 10, 30, 1), (10_007, 64, 8, 64, 3), (9999, 50, 7, 1000, 2), (500, 100, 64, 10, 1)]
-    {
-        for rank in 0..world {
-            let shuffle = window(chunk, chunks);
-            let plan =
-                Plan::builder(n).batch(batch).shuffle(shuffle).seed(9).rank(rank, world).build().unwrap();
-            let batches: Vec<_> = (0..plan.steps(0)).map(|step| plan.batch(5, step).unwrap()).collect();
-            let flat = |ranges: Vec<Range<u64>>| ranges.into_iter().flatten().collect::<Vec<u64>>();
-            let asked = |(batch, step): (&BatchIndices, u64)| flat(batch.chunks(step > 0).unwrap());
-            let ahead: Vec<u64> = batches.iter().zip(0..).flat_map(asked).collect();
-            let behind: Vec<u64> = batches.iter().flat_map(|b| flat(b.chunks_behind().unwrap())).collect();
-            for asked in [&ahead, &behind] {
-                let mut once = asked.clone();
-                once.sort_unstable();
-                once.dedup();
-                assert_eq!(once.len(), asked.len(), "a chunk is asked for twice");
-            }
-            // Each record of a batch was requested for this batch or an earlier one, and was not given up since.
-            let mut there = std::collections::BTreeSet::<u64>::new();
-            for (batch, step) in batches.iter().zip(0..) {
-                there.extend(asked((batch, step)));
-                assert!(records(batch).all(|record| there.contains(&record)), "{plan:?}, step {step}");
-                for record in flat(batch.chunks_behind().unwrap()) {
-                    assert!(there.remove(&record), "{plan:?}, step {step}");
-                }
-            }
-        }
-    }
-    let sole = Plan::builder(100).batch(100).shuffle(window(5, 4)).build().unwrap();
-    assert_eq!(sole.batch(0, 0).unwrap().chunks(false), None);
-}
-
-/// All records of a batch are in its window. The windows of a rank have only its own records, so
-/// each rank reads its share once, for several numbers of ranks.
-#[test]
-fn ranks_read_their_shares_and_nothing_else() {
-    for (n, chunk, chunks, batch) in
-        [(16 * 64 * 20 + 7, 20, 64, 16), (30_000, 7, 100, 13), (9999, 1000, 3, 10)]
-    {
-        for world in [1, 4, 16, 64] {
-            let mut read = vec![false; n as usize];
+fn ranks_read_their_shares_once_and_nothing_else() {
+    let flat = |ranges: Vec<Range<u64>>| ranges.into_iter().flatten().collect::<Vec<u64>>();
+    for (n, chunk, chunks, batch, worlds) in [
+        (16 * 64 * 20 + 7, 20, 64, 16, &[1, 4, 16, 64][..]),
+        (30_000, 7, 100, 13, &[1, 4, 16, 64]),
+        (9999, 1000, 3, 10, &[1, 4, 16, 64]),
+        (10_000, 100, 10, 30, &[1]),
+        (10_007, 64, 8, 64, &[3]),
+        (9999, 50, 7, 1000, &[2]),
+        (500, 100, 64, 10, &[1]),
+    ] {
+        for &world in worlds {
+            let mut read = BTreeSet::new();
             for rank in 0..world {
-                let shuffle = window(chunk, chunks);
-                let plan =
-                    Plan::builder(n).batch(batch).shuffle(shuffle).seed(9).rank(rank, world).build().unwrap();
+                let plan = Plan::builder(n).batch(batch).shuffle(window(chunk, chunks)).seed(9);
+                let plan = plan.rank(rank, world).build().unwrap();
+                // The records that were requested, and those of them that were not given up.
+                let (mut asked, mut there) = (BTreeSet::new(), BTreeSet::new());
                 let (mut own, mut before) = (0, 0..0);
                 for step in 0..plan.steps(0) {
                     let batch = plan.batch(2, step).unwrap();
+                    for record in flat(batch.chunks(step > 0).unwrap()) {
+                        assert!(
+                            asked.insert(record) && there.insert(record),
+                            "{record} again: {plan:?}, {step}"
+                        );
+                    }
+                    assert!(records(&batch).all(|record| there.contains(&record)), "{plan:?}, {step}");
+                    for record in flat(batch.chunks_behind().unwrap()) {
+                        assert!(there.remove(&record), "{plan:?}, {step}");
+                    }
                     let window = batch.window().unwrap();
                     let Range { start, end } = window.positions;
                     let resident = window.resident_at(start).start..window.resident_at(end - 1).end;
                     assert!(before.start <= resident.start && before.end <= resident.end, "{plan:?}, {step}");
+                    assert!(step == 0 || resident.start <= before.end, "a chunk is left out");
                     // More chunks than `most()`: one for each border of blocks in the batch, and the partial chunks at
                     // both ends of the share.
                     let blocks = plan.batch_records().div_ceil(chunk);
                     assert!(resident.end - resident.start <= window.most() + blocks + 2, "{plan:?}, {step}");
                     let new = before.end.max(resident.start)..resident.end;
                     for record in new.flat_map(|at| window.records(at)).flatten() {
-                        let twice = std::mem::replace(&mut read[record as usize], true);
-                        assert!(!twice, "{record} twice: {plan:?}");
+                        assert!(read.insert(record), "{record} twice: {plan:?}");
                         own += 1;
                     }
                     let there: Vec<_> = resident.clone().flat_map(|at| window.records(at)).collect();
                     assert!(records(&batch).all(|record| there.iter().any(|range| range.contains(&record))));
-                    assert!(step == 0 || resident.start <= before.end, "a chunk is left out");
                     before = resident;
                 }
                 assert_eq!(own, plan.steps(0) * plan.batch_records(), "{plan:?}");
             }
         }
     }
+    let sole = Plan::builder(100).batch(100).shuffle(window(5, 4)).build().unwrap();
+    assert_eq!(sole.batch(0, 0).unwrap().chunks(false), None);
 }
 
 /// Sorts the records by 1000 classes. Returns the mean number of different classes in a batch and in 50 consecutive
@@ -339,7 +324,7 @@ fn a_larger_window_never_mixes_worse() {
 fn no_batch_comes_again_in_another_epoch() {
     let shuffle = window(512, 64);
     let plan = Plan::builder(1 << 16).batch(64).shuffle(shuffle).seed(1).build().unwrap();
-    let batches = |e| -> std::collections::BTreeSet<Vec<u64>> {
+    let batches = |e| -> BTreeSet<Vec<u64>> {
         let sorted = |step| {
             let mut batch: Vec<u64> = records(plan.batch(e, step).unwrap()).collect();
             batch.sort_unstable();
