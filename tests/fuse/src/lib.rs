@@ -1,15 +1,17 @@
-//! A file system in memory. It counts its calls, and at one of them delays, fails or truncates.
+//! A file system in memory. It counts its calls, and at one of them delays, fails, truncates or writes less.
 
-use std::ffi::OsStr;
+use std::collections::BTreeMap;
+use std::ffi::{OsStr, OsString};
 use std::io;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use fuser::{
-    BackgroundSession, Config, Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags, Generation,
-    INodeNo, KernelConfig, LockOwner, MountOption, OpenFlags, ReplyAttr, ReplyData, ReplyEmpty, ReplyEntry,
-    ReplyOpen, Request,
+    BackgroundSession, BsdFileFlags, Config, Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags,
+    Generation, INodeNo, KernelConfig, LockOwner, MountOption, OpenFlags, RenameFlags, ReplyAttr,
+    ReplyCreate, ReplyData, ReplyDirectory, ReplyEmpty, ReplyEntry, ReplyOpen, ReplyWrite, Request,
+    TimeOrNow, WriteFlags,
 };
 
 /// What happens at a call.
@@ -21,10 +23,14 @@ pub enum Fault {
     Truncate(usize),
     /// This call, if it is a read, and all later reads are answered only after [`Mounted::release`].
     Delay,
+    /// A write takes half of the bytes.
+    Short,
+    /// A write takes half of the bytes, and the disk refuses the next one, which starts inside of a block.
+    Odd,
 }
 
-/// A call of the kernel that names a file, by its index.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// A call of the kernel. Those that change nothing name a file, by its index.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Call {
     /// Finds the file by its name.
     Lookup(usize),
@@ -34,14 +40,19 @@ pub enum Call {
     Open(usize),
     /// Reads from this offset.
     Read(usize, u64),
+    /// Changes a file or a folder, by the call with this name.
+    Change(&'static str),
 }
 
 impl Call {
     /// The file named by the call.
     #[must_use]
-    pub const fn file(self) -> usize {
+    pub const fn file(self) -> Option<usize> {
         match self {
-            Self::Lookup(file) | Self::Attributes(file) | Self::Open(file) | Self::Read(file, _) => file,
+            Self::Lookup(file) | Self::Attributes(file) | Self::Open(file) | Self::Read(file, _) => {
+                Some(file)
+            }
+            Self::Change(_) => None,
         }
     }
 }
@@ -53,6 +64,8 @@ pub enum Caching {
     Pages,
     /// Every read of the program reaches the file system.
     Nothing,
+    /// As well, and so does every change. Only opens and changes are counted.
+    Changing,
 }
 
 /// Files named `0.bin`, `1.bin` and so on, mounted until this is dropped.
@@ -64,7 +77,11 @@ pub struct Mounted {
 
 #[derive(Default)]
 struct State {
-    files: Vec<Vec<u8>>,
+    /// The files and folders by their inodes, without the root.
+    nodes: BTreeMap<u64, Node>,
+    /// How many of them were made so far.
+    made: u64,
+    changing: bool,
     calls: Vec<Call>,
     /// The number of a call, and its fault.
     fault: Option<(usize, Fault)>,
@@ -72,6 +89,13 @@ struct State {
     happened: Option<Call>,
     holding: bool,
     held: Vec<Box<dyn FnOnce() + Send>>,
+}
+
+struct Node {
+    parent: INodeNo,
+    name: OsString,
+    kind: FileType,
+    data: Vec<u8>,
 }
 
 impl std::fmt::Debug for State {
@@ -88,9 +112,14 @@ impl Mounted {
     ///
     /// The system's error, if it has no FUSE or the user may not mount.
     pub fn new(at: &Path, files: Vec<Vec<u8>>, caching: Caching, background: u16) -> io::Result<Self> {
-        let shared = Arc::new(Mutex::new(State { files, ..State::default() }));
+        let mut state = State { changing: caching == Caching::Changing, ..State::default() };
+        for (file, data) in files.into_iter().enumerate() {
+            state.make(INodeNo::ROOT, format!("{file}.bin").as_ref(), FileType::RegularFile, data);
+        }
         let mut options = Config::default();
-        options.mount_options = vec![MountOption::RO, MountOption::FSName("twinbuf-fuse".into())];
+        let mode = if state.changing { MountOption::RW } else { MountOption::RO };
+        options.mount_options = vec![mode, MountOption::FSName("twinbuf-fuse".into())];
+        let shared = Arc::new(Mutex::new(state));
         let system = System { shared: shared.clone(), caching, background };
         let session = fuser::spawn_mount(system, at, &options)?;
         Ok(Self { shared, _session: session })
@@ -100,6 +129,13 @@ impl Mounted {
     pub fn fail_after(&self, calls: usize, fault: Fault) {
         let mut state = lock(&self.shared);
         state.fault = Some((state.calls.len() + calls, fault));
+    }
+
+    /// Lets no fault occur from now on. Returns the call at which the last one occurred, if it has.
+    pub fn heal(&self) -> Option<Call> {
+        let mut state = lock(&self.shared);
+        state.fault = None;
+        state.happened.take()
     }
 
     /// The call at which the fault occurred, if it has.
@@ -143,64 +179,107 @@ fn lock(state: &Mutex<State>) -> MutexGuard<'_, State> {
     state.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// The inode of the first file. The root has the one before.
+const FIRST: u64 = 2;
+/// The kernel keeps no names and attributes: it asks each time.
+const TTL: Duration = Duration::ZERO;
+
+/// The index of a file.
+const fn file(inode: INodeNo) -> usize {
+    (inode.0 - FIRST) as usize
+}
+
+impl State {
+    /// Counts a call and applies its fault, if any. Returns whether a write takes half of the bytes.
+    fn count(&mut self, call: Call) -> Result<bool, Errno> {
+        if self.changing && !matches!(call, Call::Open(_) | Call::Change(_)) {
+            return Ok(false);
+        }
+        let number = self.calls.len();
+        self.calls.push(call);
+        match self.fault {
+            Some((at, fault)) if at == number => {
+                self.happened = Some(call);
+                match (fault, call.file()) {
+                    (Fault::Error(number), _) => return Err(Errno::from_i32(number)),
+                    (Fault::Short | Fault::Odd, _) => return Ok(true),
+                    (Fault::Truncate(bytes), Some(file)) => self.data(FIRST + file as u64).truncate(bytes),
+                    (Fault::Truncate(_), None) => {}
+                    (Fault::Delay, _) => self.holding = true,
+                }
+            }
+            Some((at, Fault::Odd)) if at + 1 == number && call == Call::Change("write") => {
+                return Err(Errno::EINVAL);
+            }
+            _ => {}
+        }
+        Ok(false)
+    }
+
+    fn find(&self, parent: INodeNo, name: &OsStr) -> Option<INodeNo> {
+        let found = |(_, node): &(&u64, &Node)| node.parent == parent && node.name == name;
+        self.nodes.iter().find(found).map(|(inode, _)| INodeNo(*inode))
+    }
+
+    fn make(&mut self, parent: INodeNo, name: &OsStr, kind: FileType, data: Vec<u8>) -> FileAttr {
+        let inode = FIRST + self.made;
+        self.made += 1;
+        self.nodes.insert(inode, Node { parent, name: name.into(), kind, data });
+        self.attributes(INodeNo(inode))
+    }
+
+    fn data(&mut self, inode: u64) -> &mut Vec<u8> {
+        &mut self.nodes.get_mut(&inode).expect("a file that is there").data
+    }
+
+    /// What the kernel is told of a file or a folder.
+    fn attributes(&self, inode: INodeNo) -> FileAttr {
+        let node = self.nodes.get(&inode.0);
+        let size = node.map_or(0, |node| node.data.len() as u64);
+        FileAttr {
+            ino: inode,
+            size,
+            blocks: size.div_ceil(512),
+            atime: UNIX_EPOCH,
+            mtime: UNIX_EPOCH,
+            ctime: UNIX_EPOCH,
+            crtime: UNIX_EPOCH,
+            kind: node.map_or(FileType::Directory, |node| node.kind),
+            perm: 0o755,
+            nlink: 1,
+            uid: 0,
+            gid: 0,
+            rdev: 0,
+            blksize: 4096,
+            flags: 0,
+        }
+    }
+}
+
 struct System {
     shared: Arc<Mutex<State>>,
     caching: Caching,
     background: u16,
 }
 
-/// The root is the first inode.
-const FIRST: u64 = 2;
-/// The kernel keeps no names and attributes: it asks each time.
-const TTL: Duration = Duration::ZERO;
-
-fn file(inode: INodeNo) -> Option<usize> {
-    usize::try_from(u64::from(inode).checked_sub(FIRST)?).ok()
-}
-
-/// What the kernel is told of a file or a folder.
-#[must_use]
-pub fn attributes(inode: u64, kind: FileType, size: u64) -> FileAttr {
-    FileAttr {
-        ino: INodeNo(inode),
-        size,
-        blocks: size.div_ceil(512),
-        atime: UNIX_EPOCH,
-        mtime: UNIX_EPOCH,
-        ctime: UNIX_EPOCH,
-        crtime: UNIX_EPOCH,
-        kind,
-        perm: 0o755,
-        nlink: 1,
-        uid: 0,
-        gid: 0,
-        rdev: 0,
-        blksize: 4096,
-        flags: 0,
+impl System {
+    fn state(&self) -> MutexGuard<'_, State> {
+        lock(&self.shared)
     }
-}
 
-impl State {
-    /// Counts a call and applies its fault, if any.
-    fn count(&mut self, call: Call) -> Result<(), Errno> {
-        let number = self.calls.len();
-        self.calls.push(call);
-        match self.fault {
-            Some((at, fault)) if at == number => {
-                self.happened = Some(call);
-                match fault {
-                    Fault::Error(number) => return Err(Errno::from_i32(number)),
-                    Fault::Truncate(bytes) => self.files[call.file()].truncate(bytes),
-                    Fault::Delay => self.holding = true,
-                }
-            }
-            _ => {}
+    /// Closing does not wait for an answer: a killed process closes its files when nobody is left to answer.
+    fn flags(&self) -> FopenFlags {
+        match self.caching {
+            Caching::Pages => FopenFlags::FOPEN_NOFLUSH,
+            _ => FopenFlags::FOPEN_NOFLUSH | FopenFlags::FOPEN_DIRECT_IO,
         }
-        Ok(())
     }
+}
 
-    fn of_file(&self, file: usize) -> FileAttr {
-        attributes(FIRST + file as u64, FileType::RegularFile, self.files[file].len() as u64)
+fn answer(result: Result<bool, Errno>, reply: ReplyEmpty) {
+    match result {
+        Ok(_) => reply.ok(),
+        Err(error) => reply.error(error),
     }
 }
 
@@ -211,40 +290,91 @@ impl Filesystem for System {
         Ok(())
     }
 
-    fn lookup(&self, _: &Request, _: INodeNo, name: &OsStr, reply: ReplyEntry) {
-        let mut state = lock(&self.shared);
-        let index = name.to_str().and_then(|name| name.strip_suffix(".bin")?.parse().ok());
-        let Some(file) = index.filter(|&file| file < state.files.len()) else {
-            return reply.error(Errno::ENOENT);
-        };
-        match state.count(Call::Lookup(file)) {
-            Ok(()) => reply.entry(&TTL, &state.of_file(file), Generation(0)),
+    fn lookup(&self, _: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
+        let mut state = self.state();
+        let Some(inode) = state.find(parent, name) else { return reply.error(Errno::ENOENT) };
+        match state.count(Call::Lookup(file(inode))) {
+            Ok(_) => reply.entry(&TTL, &state.attributes(inode), Generation(0)),
             Err(error) => reply.error(error),
         }
     }
 
     fn getattr(&self, _: &Request, inode: INodeNo, _: Option<FileHandle>, reply: ReplyAttr) {
-        let mut state = lock(&self.shared);
-        let Some(file) = file(inode) else {
-            return reply.attr(&TTL, &attributes(1, FileType::Directory, 0));
-        };
-        match state.count(Call::Attributes(file)) {
-            Ok(()) => reply.attr(&TTL, &state.of_file(file)),
+        let mut state = self.state();
+        let counted =
+            if inode == INodeNo::ROOT { Ok(false) } else { state.count(Call::Attributes(file(inode))) };
+        match counted {
+            Ok(_) => reply.attr(&TTL, &state.attributes(inode)),
+            Err(error) => reply.error(error),
+        }
+    }
+
+    fn setattr(
+        &self,
+        _: &Request,
+        inode: INodeNo,
+        _: Option<u32>,
+        _: Option<u32>,
+        _: Option<u32>,
+        size: Option<u64>,
+        _: Option<TimeOrNow>,
+        _: Option<TimeOrNow>,
+        _: Option<SystemTime>,
+        _: Option<FileHandle>,
+        _: Option<SystemTime>,
+        _: Option<SystemTime>,
+        _: Option<SystemTime>,
+        _: Option<BsdFileFlags>,
+        reply: ReplyAttr,
+    ) {
+        let mut state = self.state();
+        if let Err(error) = state.count(Call::Change("setattr")) {
+            return reply.error(error);
+        }
+        if let (Some(size), true) = (size, state.nodes.contains_key(&inode.0)) {
+            state.data(inode.0).resize(size as usize, 0);
+        }
+        reply.attr(&TTL, &state.attributes(inode));
+    }
+
+    fn mkdir(&self, _: &Request, parent: INodeNo, name: &OsStr, _: u32, _: u32, reply: ReplyEntry) {
+        let mut state = self.state();
+        match state.count(Call::Change("mkdir")) {
+            Ok(_) => {
+                let made = state.make(parent, name, FileType::Directory, Vec::new());
+                reply.entry(&TTL, &made, Generation(0));
+            }
+            Err(error) => reply.error(error),
+        }
+    }
+
+    fn create(&self, _: &Request, parent: INodeNo, name: &OsStr, _: u32, _: u32, _: i32, reply: ReplyCreate) {
+        let mut state = self.state();
+        match state.count(Call::Change("create")) {
+            Ok(_) => {
+                let made = state.make(parent, name, FileType::RegularFile, Vec::new());
+                reply.created(&TTL, &made, Generation(0), FileHandle(0), self.flags());
+            }
             Err(error) => reply.error(error),
         }
     }
 
     fn open(&self, _: &Request, inode: INodeNo, _: OpenFlags, reply: ReplyOpen) {
-        let Some(file) = file(inode) else { return reply.error(Errno::EISDIR) };
-        // Closing does not wait for an answer: a killed process closes its files when nobody is left to answer.
-        let flags = match self.caching {
-            Caching::Pages => FopenFlags::FOPEN_NOFLUSH,
-            Caching::Nothing => FopenFlags::FOPEN_NOFLUSH | FopenFlags::FOPEN_DIRECT_IO,
-        };
-        match lock(&self.shared).count(Call::Open(file)) {
-            Ok(()) => reply.opened(FileHandle(0), flags),
+        match self.state().count(Call::Open(file(inode))) {
+            Ok(_) => reply.opened(FileHandle(0), self.flags()),
             Err(error) => reply.error(error),
         }
+    }
+
+    fn readdir(&self, _: &Request, inode: INodeNo, _: FileHandle, offset: u64, mut reply: ReplyDirectory) {
+        let state = self.state();
+        let entries = state.nodes.iter().filter(|(_, node)| node.parent == inode);
+        for (number, (&inode, node)) in (1..).zip(entries).skip(offset as usize) {
+            if reply.add(INodeNo(inode), number, node.kind, &node.name) {
+                break;
+            }
+        }
+        reply.ok();
     }
 
     fn read(
@@ -258,20 +388,85 @@ impl Filesystem for System {
         _: Option<LockOwner>,
         reply: ReplyData,
     ) {
-        let mut state = lock(&self.shared);
-        let Some(file) = file(inode) else { return reply.error(Errno::EISDIR) };
-        if let Err(error) = state.count(Call::Read(file, offset)) {
+        let mut state = self.state();
+        if let Err(error) = state.count(Call::Read(file(inode), offset)) {
             return reply.error(error);
         }
-        let bytes = &state.files[file];
-        let start = usize::try_from(offset).unwrap_or(usize::MAX).min(bytes.len());
-        let end = start.saturating_add(size as usize).min(bytes.len());
+        let bytes = state.data(inode.0);
+        let start = bytes.len().min(offset as usize);
+        let bytes = bytes[start..bytes.len().min(start + size as usize)].to_vec();
         if state.holding {
-            let bytes = bytes[start..end].to_vec();
             state.held.push(Box::new(move || reply.data(&bytes)));
         } else {
-            reply.data(&bytes[start..end]);
+            reply.data(&bytes);
         }
+    }
+
+    fn write(
+        &self,
+        _: &Request,
+        inode: INodeNo,
+        _: FileHandle,
+        offset: u64,
+        bytes: &[u8],
+        _: WriteFlags,
+        _: OpenFlags,
+        _: Option<LockOwner>,
+        reply: ReplyWrite,
+    ) {
+        let mut state = self.state();
+        match state.count(Call::Change("write")) {
+            Ok(short) => {
+                let bytes = if short { &bytes[..bytes.len().div_ceil(2)] } else { bytes };
+                let (start, data) = (offset as usize, state.data(inode.0));
+                data.resize(data.len().max(start + bytes.len()), 0);
+                data[start..start + bytes.len()].copy_from_slice(bytes);
+                reply.written(bytes.len() as u32);
+            }
+            Err(error) => reply.error(error),
+        }
+    }
+
+    fn fsync(&self, _: &Request, _: INodeNo, _: FileHandle, _: bool, reply: ReplyEmpty) {
+        answer(self.state().count(Call::Change("fsync")), reply);
+    }
+
+    fn fsyncdir(&self, _: &Request, _: INodeNo, _: FileHandle, _: bool, reply: ReplyEmpty) {
+        answer(self.state().count(Call::Change("fsyncdir")), reply);
+    }
+
+    fn rename(
+        &self,
+        _: &Request,
+        parent: INodeNo,
+        name: &OsStr,
+        other: INodeNo,
+        new: &OsStr,
+        _: RenameFlags,
+        reply: ReplyEmpty,
+    ) {
+        let mut state = self.state();
+        let counted = state.count(Call::Change("rename"));
+        if let (Ok(_), Some(from)) = (&counted, state.find(parent, name)) {
+            let replaced = state.find(other, new);
+            replaced.and_then(|inode| state.nodes.remove(&inode.0));
+            let node = state.nodes.get_mut(&from.0).expect("just found");
+            (node.parent, node.name) = (other, new.into());
+        }
+        answer(counted, reply);
+    }
+
+    fn unlink(&self, _: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
+        let mut state = self.state();
+        let counted = state.count(Call::Change("unlink"));
+        if let (Ok(_), Some(inode)) = (&counted, state.find(parent, name)) {
+            state.nodes.remove(&inode.0);
+        }
+        answer(counted, reply);
+    }
+
+    fn rmdir(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
+        self.unlink(request, parent, name, reply);
     }
 
     /// Kernels before 5.16 ask once.

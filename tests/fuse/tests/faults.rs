@@ -82,16 +82,13 @@ fn expected(step: u64) -> Vec<u8> {
 }
 
 /// Runs `case` on another thread, and fails if it does not end.
-fn in_time(what: String, case: impl FnOnce() + Send + 'static) {
+fn in_time(what: String, case: impl FnOnce() -> bool + Send + 'static) -> bool {
     let (sender, receiver) = channel();
-    let thread = std::thread::spawn(move || {
-        case();
-        let _ = sender.send(());
-    });
+    std::thread::spawn(move || sender.send(case()));
     match receiver.recv_timeout(HANGS) {
+        Ok(result) => result,
         Err(std::sync::mpsc::RecvTimeoutError::Timeout) => panic!("{what}: hangs"),
-        // Ended, or panicked.
-        _ => thread.join().unwrap_or_else(|_| panic!("{what}: failed")),
+        Err(_) => panic!("{what}: failed"),
     }
 }
 
@@ -192,7 +189,7 @@ fn one_case(caching: Caching, mode: ReadMode, overlap: bool, call: usize, fault:
             // Unless the whole file was read before it was truncated, and nobody has read it since.
             let file = fixture.system.happened().expect("before").file();
             let asked = fixture.system.calls()[call + 1..].iter().any(|later| match *later {
-                Call::Read(other, offset) => other == file && offset >= CUT as u64,
+                Call::Read(other, offset) => Some(other) == file && offset >= CUT as u64,
                 other => other.file() == file,
             });
             assert!(failed || !asked, "a truncated file is read to its end");
@@ -210,11 +207,7 @@ fn every_call_fails_in_turn() {
             for fault in [Fault::Error(libc::EIO), Fault::Error(libc::ESTALE), Fault::Truncate(CUT)] {
                 for call in 0.. {
                     let what = format!("{caching:?}, {mode:?}, overlap {overlap}, {fault:?} at call {call}");
-                    let (sender, receiver) = channel();
-                    in_time(what, move || {
-                        let _ = sender.send(one_case(caching, mode, overlap, call, fault));
-                    });
-                    if !receiver.recv().unwrap() {
+                    if !in_time(what, move || one_case(caching, mode, overlap, call, fault)) {
                         break;
                     }
                     cases += 1;
@@ -230,11 +223,8 @@ fn every_read_is_delayed_in_turn() {
     let mut cases = 0;
     for (caching, mode) in WAYS {
         for call in 0.. {
-            let (sender, receiver) = channel();
-            in_time(format!("{caching:?}, {mode:?}, call {call} delayed"), move || {
-                let _ = sender.send(delayed(caching, mode, call));
-            });
-            if !receiver.recv().unwrap() {
+            let what = format!("{caching:?}, {mode:?}, call {call} delayed");
+            if !in_time(what, move || delayed(caching, mode, call)) {
                 break;
             }
             cases += 1;
