@@ -296,10 +296,7 @@ pub(crate) fn too_many(error: &io::Error) -> bool {
 impl fmt::Debug for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{self}")?;
-        match std::error::Error::source(self) {
-            Some(source) => write!(f, ": {source}"),
-            None => Ok(()),
-        }
+        std::error::Error::source(self).map_or(Ok(()), |source| write!(f, ": {source}"))
     }
 }
 

@@ -43,9 +43,6 @@ pub(crate) fn memory_left() -> Option<u64> {
     fn text(path: impl AsRef<Path>) -> String {
         std::fs::read_to_string(path).unwrap_or_default()
     }
-    fn number(path: impl AsRef<Path>) -> Option<u64> {
-        text(path).trim().parse().ok()
-    }
     /// Finds the line that starts with the word `name`, and returns the number after it.
     fn line(text: &str, name: &str) -> Option<u64> {
         let mut lines = text.lines().map(str::split_whitespace);
@@ -53,7 +50,8 @@ pub(crate) fn memory_left() -> Option<u64> {
     }
     /// What is left in a group. Its files have one set of names in version 2 of control groups, and another in version 1.
     fn left(group: &Path) -> Option<u64> {
-        let least = |names: &[&str]| names.iter().filter_map(|name| number(group.join(name))).min();
+        let number = |name: &&str| text(group.join(name)).trim().parse::<u64>().ok();
+        let least = |names: &[&str]| names.iter().filter_map(number).min();
         let limit = least(&["memory.max", "memory.high", "memory.limit_in_bytes"])?;
         let used = least(&["memory.current", "memory.usage_in_bytes"])?;
         let stat = text(group.join("memory.stat"));

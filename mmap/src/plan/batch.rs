@@ -246,20 +246,15 @@ impl Runs {
         };
         // No seam is within these positions: only windows have seams, and their records are found one by one.
         let wanted = rest.len().min(records - position);
+        let one = |record| record..record + 1;
         let piece = match order {
             Order::Same => position..position + wanted,
             Order::Chunks(chunks) => {
                 let chunk = chunks.from(position);
                 chunk.start..chunk.start + wanted.min(chunk.end - chunk.start)
             }
-            Order::Records(order) => {
-                let record = order.at(position);
-                record..record + 1
-            }
-            Order::Windows(order) => {
-                let record = order.record(position);
-                record..record + 1
-            }
+            Order::Records(order) => one(order.at(position)),
+            Order::Windows(order) => one(order.record(position)),
         };
         let run = rest.list.run(piece);
         rest.start += run.end - run.start;

@@ -176,8 +176,8 @@ fn pair(launcher: Launcher, read: Read<'_>) -> Result<Option<Found>, RankError> 
 }
 
 fn number(name: &str, found: &str) -> Result<u64, RankError> {
-    let wrong = || RankError(format!("{name}: wanted a whole number from 0, found {found:?}"));
-    found.trim().parse::<u64>().map_err(|_| wrong())
+    let wrong = |_| RankError(format!("{name}: wanted a whole number from 0, found {found:?}"));
+    found.trim().parse().map_err(wrong)
 }
 
 fn missing(wanted: &str, found: &str) -> RankError {

@@ -243,13 +243,11 @@ impl Tape {
         if chunk >= self.chunks {
             return chunk;
         }
+        // The remainder is less than `chunks`, so it fits a u64.
+        let large = || u64::try_from(u128::from(chunk) * u128::from(self.stride) % u128::from(self.chunks));
         let further = match chunk.checked_mul(self.stride) {
             Some(product) => product % self.chunks,
-            None => {
-                let product = u128::from(chunk) * u128::from(self.stride);
-                // The remainder is less than `chunks`, so it fits a u64.
-                u64::try_from(product % u128::from(self.chunks)).unwrap_or_default()
-            }
+            None => large().unwrap_or_default(),
         };
         add_modulo(further, self.first, self.chunks)
     }
