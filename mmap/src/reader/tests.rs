@@ -252,12 +252,8 @@ fn requests_that_overlap_deliver_the_same_bytes() {
     let folder = folder();
     let paths = files(&folder, &[700_000, 300_001]);
     for seed in 0..twinbuf_testing::extent(40, 400) {
-        let mut state = seed as u64;
-        let mut random = |most: u64| {
-            state = state.wrapping_add(0x9E37_79B9_7F4A_7C15);
-            let mixed = (state ^ state >> 30).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-            (mixed ^ mixed >> 27) % most
-        };
+        let mut state = twinbuf_testing::Random(seed as u64);
+        let mut random = |most: u64| state.below(most);
         let mut long = || usize::try_from(1 + random(8)).unwrap() * usize::try_from(1 + random(900)).unwrap();
         let (rows, stride) = (long(), long().max(50));
         let header = Records::options().header(random(5000));

@@ -240,13 +240,8 @@ proptest! {
         let pixels = if channels > 100 { pixels % 9 } else { pixels };
         let pixels = if planar { pixels.max(1) } else { pixels };
         let len = channels * pixels * pictures * dtype.size();
-        let mut state = seed | 1;
-        let mut random = || {
-            state ^= state << 13;
-            state ^= state >> 7;
-            state ^= state << 17;
-            state.to_le_bytes()[3]
-        };
+        let mut state = twinbuf_testing::Random(seed);
+        let mut random = || state.next().to_le_bytes()[3];
         let src: Vec<u8> = (0..misaligned + len).map(|_| random()).collect();
         let scale: Vec<f32> = (0..channels).map(|_| f32::from(random()) / 77.0 - 1.5).collect();
         let shift: Vec<f32> = (0..channels).map(|_| f32::from(random()) / 7.0 - 15.0).collect();

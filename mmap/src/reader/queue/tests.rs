@@ -53,17 +53,11 @@ fn check(done: &Done, bytes: &[u8], offset: u64, len: usize) {
 /// file or start there.
 fn reads_a_file(mut queue: Queue) {
     let (_folder, file, bytes) = data((3 << 20) + 77);
-    let mut state = 1_u64;
-    let mut random = |below: usize| {
-        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-        usize::try_from(state >> 33).unwrap() % below
-    };
-    let asked: Vec<(u64, usize)> = (0..1000)
-        .map(|number| {
-            let len = random(if number % 50 == 0 { 2 << 20 } else { 20_000 });
-            (random(bytes.len() + 10_000) as u64, len)
-        })
-        .collect();
+    let mut random = twinbuf_testing::Random(1);
+    let mut read_of =
+        |most| (random.below(bytes.len() as u64 + 10_000), usize::try_from(random.below(most)).unwrap());
+    let asked: Vec<(u64, usize)> =
+        (0..1000).map(|number| read_of(if number % 50 == 0 { 2 << 20 } else { 20_000 })).collect();
     let mut seen = vec![false; asked.len()];
     let mut got = |done: Done| {
         let tag = usize::try_from(done.tag).unwrap();
