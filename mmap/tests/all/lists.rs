@@ -97,30 +97,25 @@ fn check(seed: u64) -> bool {
     assert!((0..n).all(|at| list.get(at) == Some(numbers[at as usize])) && list.get(n).is_none());
     let window = Shuffle::Window { chunk_records: 1 + random.below(20), window_chunks: 1 + random.below(8) };
     let shuffle = *random.choose(&[Shuffle::None, Shuffle::Full, Shuffle::Chunks { records: chunk }, window]);
-    let sizes =
-        (0..*random.choose(&[1, 1, 3])).map(|_| (1 + random.below(12), 1 + random.below(9))).collect();
+    let sizes = |random: &mut Random, count| {
+        (0..count).map(|_| (1 + random.below(12), 1 + random.below(9))).collect::<Vec<_>>()
+    };
+    let count = *random.choose(&[1, 1, 3]);
     let mut options = Options {
         shuffle,
         last_batch: *random.choose(&[LastBatch::Drop, LastBatch::Keep, LastBatch::Wrap]),
         seed: random.below(u64::MAX),
         steps: *random.choose(&[None, Some(few), Some(many)]),
-        sizes,
+        sizes: sizes(random, count),
         world: 1 + random.below(4),
     };
     let (epoch, trained) = (random.below(5), random.below(30));
     // The positions in the order in which a single rank with batches of one record visits them. Places past the end
     // continue at the start (`at % n` below).
-    let alone = Options {
-        last_batch: LastBatch::Drop,
-        steps: None,
-        sizes: vec![(1, 1)],
-        world: 1,
-        ..options.clone()
-    };
-    let order: Vec<u64> = {
-        let plan = alone.plan((0..n).into(), 0).unwrap();
-        (0..n).flat_map(|step| plan.batch(epoch, step).unwrap().runs().flatten()).collect()
-    };
+    let drop = LastBatch::Drop;
+    let alone = Options { last_batch: drop, steps: None, sizes: vec![(1, 1)], world: 1, ..options.clone() };
+    let alone = alone.plan((0..n).into(), 0).unwrap();
+    let order: Vec<u64> = (0..n).flat_map(|at| alone.batch(epoch, at).unwrap().runs().flatten()).collect();
     let mut model = Model { n, at: 0, step: 0, ended: false };
     let (mut parts, mut seen): (Vec<PartialEpoch>, Vec<u64>) = (Vec::new(), Vec::new());
     let resumptions = random.below(4);
@@ -130,14 +125,9 @@ fn check(seed: u64) -> bool {
             .collect();
         let Some(plans) = plans else { return resumption > 0 };
         assert_eq!(plans[0].0.list().range(), list.range());
-        let rests: Vec<_> = plans
-            .iter()
-            .map(|(listed, plain)| {
-                [listed, plain].map(|plan| {
-                    plan.resume(trained, &parts).unwrap_or_else(|error| panic!("{seed}: {error}"))
-                })
-            })
-            .collect();
+        let resume =
+            |plan: &Plan| plan.resume(trained, &parts).unwrap_or_else(|error| panic!("{seed}: {error}"));
+        let rests: Vec<_> = plans.iter().map(|(listed, plain)| [listed, plain].map(resume)).collect();
         assert_eq!(rests[0][0].first(), model.step, "{seed}");
         let cut = if resumption < resumptions { model.step + random.below(12) } else { u64::MAX };
         loop {
@@ -149,34 +139,20 @@ fn check(seed: u64) -> bool {
                 break;
             }
             let places = model.next(&options, trained);
-            let found: Vec<Vec<Vec<u64>>> = rests
-                .iter()
-                .map(|both| {
-                    both.iter()
-                        .map(|rest| {
-                            let batch = rest.batch(epoch, step);
-                            batch.map_or_else(Vec::new, |batch| batch.runs().flatten().collect())
-                        })
-                        .collect()
-                })
-                .collect();
-            for (rank, both) in found.iter().enumerate() {
+            for (rank, both) in rests.iter().enumerate() {
+                let [listed, plain] = both.each_ref().map(|rest| -> Vec<u64> {
+                    rest.batch(epoch, step).iter().flat_map(|batch| batch.runs().flatten()).collect()
+                });
+                let case = || format!("{seed}, step {step}, rank {rank}: {options:?}");
                 // The list has the record of each position.
-                assert!(both[0].iter().copied().eq(both[1].iter().map(|&at| numbers[at as usize])), "{seed}");
+                assert!(listed.into_iter().eq(plain.iter().map(|&at| numbers[at as usize])), "{}", case());
                 let place = places.get(rank).cloned().unwrap_or(0..0);
-                assert_eq!(
-                    both[1].len() as u64,
-                    place.end - place.start,
-                    "{seed}, step {step}, rank {rank}: {options:?}"
-                );
+                assert_eq!(plain.len() as u64, place.end - place.start, "{}", case());
                 if !matches!(shuffle, Shuffle::Window { .. }) {
                     let wanted = place.map(|at| order[(at % n) as usize]);
-                    assert!(
-                        both[1].iter().copied().eq(wanted),
-                        "{seed}, step {step}, rank {rank}: {options:?}"
-                    );
+                    assert!(plain.iter().copied().eq(wanted), "{}", case());
                 }
-                seen.extend(&both[1]);
+                seen.extend(plain);
             }
             if places.is_empty() || model.step == step {
                 let ends: Vec<u64> = rests.iter().map(|both| both[0].end()).collect();
@@ -186,8 +162,7 @@ fn check(seed: u64) -> bool {
         }
         parts.extend(rests[0][0].parts(model.step));
         options.world = 1 + random.below(4);
-        options.sizes =
-            (0..options.sizes.len()).map(|_| (1 + random.below(12), 1 + random.below(9))).collect();
+        options.sizes = sizes(random, count);
     }
     unreachable!("the last part ends with the epoch")
 }
