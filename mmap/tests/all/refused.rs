@@ -12,6 +12,7 @@ use std::process::Command;
 use std::sync::Arc;
 
 use libc::{EACCES, EFAULT, EINVAL, EIO, ENOMEM, ENOSYS, EPERM, EROFS, c_int, c_long};
+use libc::{SYS_fadvise64, SYS_fsync, SYS_pidfd_open, SYS_process_madvise};
 use seccompiler::{
     BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter, SeccompRule,
 };
@@ -200,9 +201,9 @@ fn counting_falls_back(data: &Data, records: &Arc<Records>, errno: c_int) {
     assert_eq!(found, Some(Residency { pages: RECORDS, resident: 1 }));
 }
 
-fn dropping_is_refused(data: &Data, records: &Arc<Records>, errno: c_int) {
-    refuse(&[libc::SYS_fadvise64], errno);
-    system(&records.evict(), &data.path(), "posix_fadvise", errno);
+fn eviction_is_refused(data: &Data, records: &Records, (number, call): (c_long, &str), errno: c_int) {
+    refuse(&[number], errno);
+    system(&records.evict(), &data.path(), call, errno);
 }
 
 /// The error of file systems without `fsync`; they have nothing to write out: squashfs, erofs, iso9660.
@@ -219,11 +220,6 @@ fn nothing_to_write_out(data: &Data, records: &Arc<Records>, errno: c_int) {
     assert!(gone, "{:?}", records.residency());
 }
 
-fn writing_out_fails(data: &Data, records: &Arc<Records>, errno: c_int) {
-    refuse(&[libc::SYS_fsync], errno);
-    system(&records.evict(), &data.path(), "fsync", errno);
-}
-
 /// No file can be mapped: only what needs a mapping fails.
 fn mapping_is_refused(data: &Data, _: &Arc<Records>, errno: c_int) {
     // Memory without a file, whose descriptor is -1, can still be had.
@@ -236,13 +232,10 @@ fn mapping_is_refused(data: &Data, _: &Arc<Records>, errno: c_int) {
     assert_eq!((asked.hints, asked.hinted, asked.failed), (0, 0, 0));
     records.evict().unwrap();
     records.fingerprint().unwrap();
-    let refused = |result: Result<(), Error>| {
-        let error = result.unwrap_err();
-        let Error::System { path, call: "mmap", source } = &error else { panic!("{error:?}") };
-        let kind = io::Error::from_raw_os_error(errno).kind();
-        assert_eq!((path, source.kind()), (&data.path(), kind), "{error}");
-    };
-    refused(records.residency().map(drop));
+    let error = records.residency().unwrap_err();
+    let Error::System { path, call: "mmap", source } = &error else { panic!("{error:?}") };
+    let kind = io::Error::from_raw_os_error(errno).kind();
+    assert_eq!((path, source.kind()), (&data.path(), kind), "{error}");
 }
 
 /// What is refused, what to look at then, and the errors to do it with.
@@ -250,20 +243,20 @@ type Case = (&'static str, fn(&Data, &Arc<Records>, c_int), &'static [c_int]);
 
 const CASES: [Case; 11] = [
     // EACCES is no error of a call that is never there, so it is tried again each time.
-    (
-        "process_madvise",
-        |a, b, e| hints_fall_back(a, b, libc::SYS_process_madvise, e),
-        &[EPERM, ENOSYS, EACCES],
-    ),
-    ("pidfd_open", |a, b, e| hints_fall_back(a, b, libc::SYS_pidfd_open, e), &[EPERM, ENOSYS]),
+    ("process_madvise", |a, b, e| hints_fall_back(a, b, SYS_process_madvise, e), &[EPERM, ENOSYS, EACCES]),
+    ("pidfd_open", |a, b, e| hints_fall_back(a, b, SYS_pidfd_open, e), &[EPERM, ENOSYS]),
     ("process_vm_writev", gathering_is_refused, &[EPERM, ENOSYS, EFAULT]),
     ("madvise", hints_fail, &[EPERM, ENOSYS]),
     ("mincore", residency_is_refused, &[EPERM, ENOSYS]),
     ("mincore", holes_are_counted_without, &[EPERM]),
     ("cachestat", counting_falls_back, &[EPERM, ENOSYS]),
-    ("posix_fadvise", dropping_is_refused, &[EPERM, ENOSYS]),
+    (
+        "posix_fadvise",
+        |a, b, e| eviction_is_refused(a, b, (SYS_fadvise64, "posix_fadvise"), e),
+        &[EPERM, ENOSYS],
+    ),
     ("fsync", nothing_to_write_out, &[EINVAL, EROFS]),
-    ("fsync", writing_out_fails, &[EIO]),
+    ("fsync", |a, b, e| eviction_is_refused(a, b, (SYS_fsync, "fsync"), e), &[EIO]),
     ("mmap", mapping_is_refused, &[EACCES, ENOMEM]),
 ];
 
