@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use crate::asked::write;
 use proptest::prelude::*;
 use tempfile::TempDir;
-use twinbuf_mmap::{Cut, DType, Error, LastBatch, Plan, Records, Shuffle};
+use twinbuf_mmap::{Cut, DType, Error, LastBatch, Plan, RaggedRecords, Ranges, Records, Shuffle};
 use twinbuf_testing::bytes as data;
 
 fn folder() -> TempDir {
@@ -166,21 +166,31 @@ fn one_read_call_for_a_run_of_windows_without_gaps() {
     }
 }
 
-/// The error names the first missing byte, and counts the bytes read once.
+/// The error names the first missing byte, and counts the bytes read once: in overlapping windows, and in records of varying
+/// length. What is before it is read.
 #[test]
-fn truncated_while_open_inside_overlapping_windows() {
+fn truncated_while_open() {
     let folder = folder();
     let path = write(folder.path(), "tokens", data(2000, 1));
-    let records = Records::open_headerless([&path], DType::U16, Cut::sequence(10)).unwrap();
-    assert_eq!(records.len(), 99);
-    let batch = Plan::builder(99).batch(33).build().unwrap().batch(0, 1).unwrap();
-    let mut out = vec![0; 33 * 22];
-    records.read(&batch, &mut out).unwrap();
+    let index = write(folder.path(), "index", twinbuf_testing::offsets(2000, [900, 700]));
+    let windows = Records::open_headerless([&path], DType::U16, Cut::sequence(10)).unwrap();
+    let ragged = RaggedRecords::open_indexed([(&path, index)]).unwrap();
+    assert_eq!((windows.len(), ragged.len()), (99, 3));
+    let mut out = vec![0; 2000];
+    let mut read = |ranges: &Ranges, records: u64, step: u64| {
+        let batch = Plan::builder(ranges.len()).batch(records).build().unwrap().batch(0, step).unwrap();
+        ranges.read(&batch, &mut out)
+    };
+    assert_eq!([read(&windows, 33, 1).unwrap(), read(&ragged, 1, 1).unwrap()], [33 * 22, 700]);
     File::options().write(true).open(&path).unwrap().set_len(1000).unwrap();
+    assert_eq!([read(&windows, 33, 0).unwrap(), read(&ragged, 1, 0).unwrap()], [33 * 22, 900]);
     // Windows 33 to 65 are at bytes 660 to 65 * 20 + 22.
-    let error = records.read(&batch, &mut out).unwrap_err();
-    let Error::Truncated { path: at, offset, wanted, found } = error else { panic!("{error:?}") };
-    assert_eq!((at, offset, wanted, found), (path, 1000, 662, 340));
+    for (error, bytes) in [(read(&windows, 33, 1), (662, 340)), (read(&ragged, 1, 1), (700, 100))] {
+        let Err(Error::Truncated { path: at, offset: 1000, wanted, found }) = error else {
+            panic!("{error:?}")
+        };
+        assert_eq!((&at, (wanted, found)), (&path, bytes));
+    }
 }
 
 #[test]

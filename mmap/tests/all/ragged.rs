@@ -3,7 +3,7 @@
 
 #![allow(clippy::cast_possible_truncation)] // small numbers
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use crate::asked::write;
 use proptest::prelude::*;
@@ -94,54 +94,45 @@ fn lengths() -> impl Strategy<Value = Vec<Vec<usize>>> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 64, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 128, failure_persistence: None, ..ProptestConfig::default() })]
 
+    /// By an index of offsets, or by Megatron's.
     #[test]
-    fn an_index_of_offsets(lengths in lengths(), front in 0_usize..100, signed: bool) {
-        let folder = tempfile::tempdir().unwrap();
-        let mut files = Vec::new();
-        let mut paths = Vec::new();
-        for (i, lengths) in lengths.iter().enumerate() {
-            let data = bytes(front + lengths.iter().sum::<usize>(), i);
-            let mut offsets = vec![front as u64];
-            offsets.extend(lengths.iter().scan(front, |end, len| { *end += len; Some(*end as u64) }));
-            let index = npy(if signed { "<i8" } else { "<u8" }, offsets.into_iter());
-            paths.push((
-                write(folder.path(), &format!("{i}.bin"), &data),
-                write(folder.path(), &format!("{i}.idx.npy"), &index),
-            ));
-            files.push((data[front..].to_vec(), lengths.clone()));
-        }
-        let records = RaggedRecords::open_indexed(paths.iter().map(|(data, index)| (data, index))).unwrap();
-        prop_assert_eq!(records.dtype(), DType::U8);
-        prop_assert!(records.shards().iter().map(Shard::path).eq(paths.iter().map(|(data, _)| data.as_path())));
-        all_equal(&records, &slices(&files));
-    }
-
-    #[test]
-    fn sequences_of_megatron(lengths in lengths(), of in 0_usize..8, modes: bool, documents in 0_usize..5) {
-        let (code, dtype) = [
+    fn records_are_the_slices_of_their_files(
+        lengths in lengths(), front in 0_usize..100, signed: bool,
+        of in 0_usize..16, modes: bool, documents in 0_i64..5,
+    ) {
+        let megatron = [
             (1, DType::U8), (2, DType::I8), (3, DType::I16), (4, DType::I32),
             (5, DType::I64), (6, DType::F64), (7, DType::F32), (8, DType::U16),
-        ][of];
+        ].get(of);
+        let (dtype, front) = megatron.map_or((DType::U8, front), |(_, dtype)| (*dtype, 0));
         let folder = tempfile::tempdir().unwrap();
-        let mut files = Vec::new();
-        let mut paths = Vec::new();
+        let (mut files, mut paths) = (Vec::new(), Vec::new());
         for (i, lengths) in lengths.iter().enumerate() {
-            let tokens: Vec<i32> = lengths.iter().map(|&len| i32::try_from(len).unwrap()).collect();
             let in_bytes: Vec<usize> = lengths.iter().map(|len| len * dtype.size()).collect();
-            let data = bytes(in_bytes.iter().sum(), i);
-            let documents: Vec<i64> = (0..documents as i64).collect();
-            let mut index = idx(code, dtype.size(), &tokens, &documents);
-            if modes {
-                index.extend(vec![0; lengths.len()]);
-            }
-            paths.push(write(folder.path(), &format!("{i}_text_document.bin"), &data));
-            write(folder.path(), &format!("{i}_text_document.idx"), &index);
-            files.push((data, in_bytes));
+            let data = bytes(front + in_bytes.iter().sum::<usize>(), i);
+            let index = if let Some((code, _)) = megatron {
+                let tokens: Vec<i32> = lengths.iter().map(|&len| i32::try_from(len).unwrap()).collect();
+                let mut index = idx(*code, dtype.size(), &tokens, &(0..documents).collect::<Vec<_>>());
+                index.extend(vec![0; if modes { lengths.len() } else { 0 }]);
+                index
+            } else {
+                let mut offsets = vec![front as u64];
+                offsets.extend(lengths.iter().scan(front, |end, len| { *end += len; Some(*end as u64) }));
+                npy(if signed { "<i8" } else { "<u8" }, offsets.into_iter())
+            };
+            let name = format!("{i}_text_document");
+            write(folder.path(), &format!("{name}.idx"), index);
+            paths.push(write(folder.path(), &format!("{name}.bin"), &data));
+            files.push((data[front..].to_vec(), in_bytes));
         }
-        let records = RaggedRecords::open_megatron(&paths).unwrap();
+        let records = match megatron {
+            Some(_) => RaggedRecords::open_megatron(&paths),
+            None => RaggedRecords::open_indexed(paths.iter().map(|path| (path, path.with_extension("idx")))),
+        }.unwrap();
         prop_assert_eq!(records.dtype(), dtype);
+        prop_assert!(records.shards().iter().map(Shard::path).eq(paths.iter().map(PathBuf::as_path)));
         all_equal(&records, &slices(&files));
     }
 }
@@ -268,17 +259,4 @@ fn a_prefix_of_megatron() {
     let gone = folder.path().join("gone");
     let error = RaggedRecords::open_megatron([&gone]).unwrap_err();
     assert!(matches!(&error, Error::NotFound { path } if *path == folder.path().join("gone.bin")), "{error}");
-}
-
-#[test]
-fn a_file_that_is_cut_off_while_it_is_open() {
-    let folder = tempfile::tempdir().unwrap();
-    let data = write(folder.path(), "data", bytes(100, 0));
-    let index = write(folder.path(), "index", npy("<u8", [0, 40, 100].into_iter()));
-    let records = RaggedRecords::open_indexed([(&data, &index)]).unwrap();
-    std::fs::OpenOptions::new().write(true).open(&data).unwrap().set_len(70).unwrap();
-    let mut out = [0; 60];
-    assert_eq!(read_record(&records, 0, &mut out).unwrap(), 40);
-    let error = read_record(&records, 1, &mut out).unwrap_err();
-    assert!(matches!(error, Error::Truncated { offset: 70, wanted: 60, found: 30, .. }), "{error:?}");
 }
