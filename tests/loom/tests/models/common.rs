@@ -17,13 +17,14 @@ use loom::thread;
 use twinbuf_core::sync::Ordering;
 use twinbuf_core::{
     Closed, Consumer, KeptSlot, Producer, ReadSlot, RecvError, ReservedSlot, Ring, TryAcquireError,
-    TryRecvError, Wait, WaitUntil, Word,
+    TryRecvError, Wait, WaitUntil, Word, WriteSlot,
 };
 
 pub(crate) type Tx<P> = Producer<'static, usize, P>;
 pub(crate) type Rx<P> = Consumer<'static, usize, P>;
 pub(crate) type Guard<P> = KeptSlot<'static, usize, P>;
 pub(crate) type Reading<'c, P> = ReadSlot<'c, 'static, usize, P>;
+pub(crate) type Writing<'p, P> = WriteSlot<'p, 'static, usize, P>;
 pub(crate) type Reserved<P> = ReservedSlot<'static, usize, P>;
 
 // Running ------------------------------------------------------------------------------------------------------
@@ -58,17 +59,20 @@ pub(crate) fn alone(test: &str, model: impl FnOnce()) {
 
 /// One model: all variants, with every parker.
 pub(crate) struct Run {
-    name: &'static str,
+    name: String,
     hazard: String,
     bound: Bound,
+    /// What is explored now.
+    variant: String,
     executions: usize,
     start: Instant,
 }
 
 impl Run {
-    pub(crate) fn new(name: &'static str, hazard: &[&str], bound: Bound) -> Self {
-        let name = name.strip_prefix("models::").unwrap_or(name);
-        Self { name, hazard: hazard.concat().trim().into(), bound, executions: 0, start: Instant::now() }
+    pub(crate) fn new(name: &str, hazard: &[&str], bound: Bound) -> Self {
+        let name = name.strip_prefix("models::").unwrap_or(name).into();
+        let hazard = hazard.concat().trim().into();
+        Self { name, hazard, bound, variant: String::new(), executions: 0, start: Instant::now() }
     }
 
     /// Explores one variant twice: at each [`spawn`], once with either thread going first.
@@ -78,36 +82,28 @@ impl Run {
     pub(crate) fn explore(&mut self, variant: &dyn Debug, f: impl Fn() + Send + Sync + 'static) {
         let f = Arc::new(f);
         for first in [First::Spawning, First::Spawned] {
-            let f = f.clone();
-            self.explore_once(&(variant, first), move || {
+            self.variant = format!("{variant:?}, {first:?}");
+            let executions = Arc::new(AtomicUsize::new(0));
+            let (f, count) = (f.clone(), executions.clone());
+            let mut model = loom::model::Builder::new();
+            model.preemption_bound = self.bound;
+            model.max_branches = 20_000; // loom's path has room for 65 535
+            model.check(move || {
                 FIRST.set(first); // loom runs all modelled threads on this one
+                count.fetch_add(1, Relaxed);
                 f();
+                free_kept();
             });
+            self.executions += executions.load(Relaxed);
         }
-    }
-
-    fn explore_once(&mut self, variant: &dyn Debug, f: impl Fn() + Send + Sync + 'static) {
-        let failed = OnPanic(format!("{}, {variant:?}", self.name));
-        let executions = Arc::new(AtomicUsize::new(0));
-        let count = executions.clone();
-        let mut model = loom::model::Builder::new();
-        model.preemption_bound = self.bound;
-        model.max_branches = 20_000; // loom's path has room for 65 535
-        model.check(move || {
-            count.fetch_add(1, Relaxed);
-            f();
-            free_kept();
-        });
-        self.executions += executions.load(Relaxed);
-        drop(failed);
     }
 }
 
-/// Prints the run as a row of a table.
+/// Prints the run as a row of a table, or the variant that failed.
 impl Drop for Run {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            return;
+            return eprintln!("in {}, {}", self.name, self.variant);
         }
         let bound = self
             .bound
@@ -135,17 +131,6 @@ pub(crate) fn spawn<R: 'static>(f: impl FnOnce() -> R + 'static) -> thread::Join
         thread::yield_now();
     }
     thread
-}
-
-/// Prints the variant that failed.
-struct OnPanic(String);
-
-impl Drop for OnPanic {
-    fn drop(&mut self) {
-        if std::thread::panicking() {
-            eprintln!("in {}", self.0);
-        }
-    }
 }
 
 /// Defines the test, or the two tests, of a model: a function over a [`Parker`], and over a variant if `over` lists
@@ -411,6 +396,13 @@ pub(crate) fn ring<const N: usize, P: Parker>() -> (P, Tx<P>, Rx<P>) {
     (park, tx, rx)
 }
 
+/// The same, with these values in its first slots.
+pub(crate) fn filled<const N: usize, P: Parker>(values: &[usize]) -> (P, Tx<P>, Rx<P>) {
+    let (park, mut tx, rx) = ring::<N, P>();
+    values.iter().for_each(|&value| put(&mut tx, value));
+    (park, tx, rx)
+}
+
 /// A thread that rings the bell, if the mode uses it.
 pub(crate) fn clock<P: Parker>(park: &P, mode: Mode) {
     if mode == Timed {
@@ -427,15 +419,19 @@ pub(crate) enum End {
     Cancelled,
 }
 
+impl From<TryRecvError> for End {
+    fn from(error: TryRecvError) -> Self {
+        if error == TryRecvError::Cancelled {
+            return Self::Cancelled;
+        }
+        assert_eq!(error, TryRecvError::Abandoned);
+        Self::Abandoned
+    }
+}
+
 impl From<RecvError> for End {
     fn from(error: RecvError) -> Self {
-        match error {
-            RecvError::Cancelled => Self::Cancelled,
-            error => {
-                assert_eq!(error, RecvError::Abandoned);
-                Self::Abandoned
-            }
-        }
+        TryRecvError::from(error).into()
     }
 }
 
@@ -448,13 +444,8 @@ fn recv_with<P: Parker, R>(
     let found = match mode {
         Try => loop {
             match rx.try_recv() {
-                Ok(slot) => return slot.map(f).ok_or(End::Finished),
                 Err(TryRecvError::Empty | TryRecvError::Held) => thread::yield_now(),
-                Err(TryRecvError::Cancelled) => return Err(End::Cancelled),
-                Err(error) => {
-                    assert_eq!(error, TryRecvError::Abandoned);
-                    return Err(End::Abandoned);
-                }
+                found => return found?.map(f).ok_or(End::Finished),
             }
         },
         Block => rx.recv()?,
@@ -463,11 +454,10 @@ fn recv_with<P: Parker, R>(
                 Ok(slot) => return slot.map(f).ok_or(End::Finished),
                 Err(error) => error,
             };
-            match error {
-                TryRecvError::Empty | TryRecvError::Held => rx.recv()?,
-                TryRecvError::Cancelled => return Err(End::Cancelled),
-                _ => return Err(End::Abandoned),
+            if !matches!(error, TryRecvError::Empty | TryRecvError::Held) {
+                return Err(error.into());
             }
+            rx.recv()?
         }
         Async => P::block_on(rx.recv_async())?,
     };
@@ -480,32 +470,31 @@ pub(crate) fn recv<P: Parker>(rx: &mut Rx<P>, mode: Mode) -> Result<Guard<P>, En
     recv_with(rx, mode, |slot| slot.keep())
 }
 
+/// Fills the slot with `value` and commits it.
+pub(crate) fn commit_with<P: Parker>(mut slot: Writing<'_, P>, value: usize) -> Result<(), Closed> {
+    *slot = value;
+    slot.commit()
+}
+
 /// Acquires, waiting as `mode` specifies, fills with `value` and commits.
 pub(crate) fn send<P: Parker>(tx: &mut Tx<P>, mode: Mode, value: usize) -> Result<(), Closed> {
-    let mut slot = match mode {
+    let slot = match mode {
         Try => loop {
             match tx.try_acquire() {
-                Ok(mut slot) => {
-                    *slot = value;
-                    return slot.commit();
-                }
+                Ok(slot) => return commit_with(slot, value),
                 Err(TryAcquireError::Full) => thread::yield_now(),
                 Err(_) => return Err(Closed),
             }
         },
         Block => tx.acquire()?,
         Timed => match tx.acquire_timeout(Duration::ZERO) {
-            Ok(mut slot) => {
-                *slot = value;
-                return slot.commit();
-            }
+            Ok(slot) => return commit_with(slot, value),
             Err(TryAcquireError::Full) => tx.acquire()?,
             Err(_) => return Err(Closed),
         },
         Async => P::block_on(tx.acquire_async())?,
     };
-    *slot = value;
-    slot.commit()
+    commit_with(slot, value)
 }
 
 /// Acquires, fills with `value` and commits.
@@ -534,18 +523,8 @@ pub(crate) fn end<P: Parker>(slot: Reserved<P>, commit: bool) -> Result<(), Clos
     Ok(())
 }
 
-/// A thread that commits these values, without a wait. Its producer comes back, so no end follows the commits.
-pub(crate) fn puts<P: Parker, const N: usize>(
-    mut tx: Tx<P>,
-    values: [usize; N],
-) -> thread::JoinHandle<Tx<P>> {
-    spawn(move || {
-        values.into_iter().for_each(|value| put(&mut tx, value));
-        tx
-    })
-}
-
-/// The same for slots that may not be free: waits for each as `mode` specifies.
+/// A thread that hands over these values, and waits for a slot for each as `mode` specifies. Its producer comes back, so no
+/// end follows the commits.
 pub(crate) fn sends<P: Parker, const N: usize>(
     mut tx: Tx<P>,
     mode: Mode,
@@ -644,14 +623,8 @@ pub(crate) fn survive<R>(f: impl FnOnce() -> R) -> Result<R, Bomb> {
 
 /// Polls once for a filled slot; `None` while there is none.
 pub(crate) fn poll_recv<P: Parker>(rx: &mut Rx<P>, waker: &Waker) -> Option<Result<Guard<P>, End>> {
-    match rx.poll_recv(&mut Context::from_waker(waker)) {
-        Poll::Ready(found) => Some(match found {
-            Ok(Some(slot)) => Ok(slot.keep()),
-            Ok(None) => Err(End::Finished),
-            Err(error) => Err(error.into()),
-        }),
-        Poll::Pending => None,
-    }
+    let Poll::Ready(found) = rx.poll_recv(&mut Context::from_waker(waker)) else { return None };
+    Some(found.map_err(End::from).and_then(|slot| slot.map(ReadSlot::keep).ok_or(End::Finished)))
 }
 
 /// Polls once for a free slot and fills it with `value`; `None` while there is none.
@@ -660,12 +633,6 @@ pub(crate) fn poll_send<P: Parker>(
     waker: &Waker,
     value: usize,
 ) -> Option<Result<(), Closed>> {
-    match tx.poll_acquire(&mut Context::from_waker(waker)) {
-        Poll::Ready(Ok(mut slot)) => {
-            *slot = value;
-            Some(slot.commit())
-        }
-        Poll::Ready(Err(closed)) => Some(Err(closed)),
-        Poll::Pending => None,
-    }
+    let Poll::Ready(found) = tx.poll_acquire(&mut Context::from_waker(waker)) else { return None };
+    Some(found.and_then(|slot| commit_with(slot, value)))
 }

@@ -15,8 +15,7 @@ check! {
     ], 2, deep 3
 }
 fn producer_end<P: Parker>((finish, mode): (bool, Mode)) {
-    let (park, mut tx, mut rx) = ring::<2, P>();
-    put(&mut tx, 1);
+    let (park, mut tx, mut rx) = filled::<2, P>(&[1]);
     clock(&park, mode);
     let producer = spawn(move || {
         put(&mut tx, 2);
@@ -50,8 +49,7 @@ check! {
     consumer_drop over [Try, Block, Timed, Async], 2, deep 3
 }
 fn consumer_drop<P: Parker>(mode: Mode) {
-    let (park, mut tx, rx) = ring::<1, P>();
-    put(&mut tx, 1);
+    let (park, mut tx, rx) = filled::<1, P>(&[1]);
     clock(&park, mode);
     let producer = spawn(move || {
         assert_eq!(send(&mut tx, mode, 2), Err(Closed));
@@ -99,8 +97,7 @@ check! {
     release_meets_end over [Try, Block, Timed, Async], 2, deep 3
 }
 fn release_meets_end<P: Parker>(mode: Mode) {
-    let (park, mut tx, mut rx) = ring::<1, P>();
-    put(&mut tx, 1);
+    let (park, tx, mut rx) = filled::<1, P>(&[1]);
     clock(&park, mode);
     let producer = spawn(move || tx.finish());
     take(&mut rx, Block, 1);
@@ -141,8 +138,7 @@ check! {
     both_end, exhaustive
 }
 fn both_end<P: Parker>() {
-    let (_, mut tx, mut rx) = ring::<2, P>();
-    put(&mut tx, 1);
+    let (_, mut tx, mut rx) = filled::<2, P>(&[1]);
     let producer = spawn(move || {
         let committed = fill(&mut tx, 2).is_ok();
         tx.finish();
@@ -158,8 +154,7 @@ check! {
     end_while_held over [Block, Async], 2, deep 3
 }
 fn end_while_held<P: Parker>(mode: Mode) {
-    let (_, mut tx, mut rx) = ring::<2, P>();
-    put(&mut tx, 1);
+    let (_, mut tx, mut rx) = filled::<2, P>(&[1]);
     let held = recv(&mut rx, Block).unwrap();
     let producer = spawn(move || {
         put(&mut tx, 2);

@@ -1,4 +1,4 @@
-//! Guards that overlap, move between threads, and are dropped in any order or never.
+//! Guards that overlap, move between threads, and are dropped in any order, by a panic or never.
 
 use twinbuf_core::{Closed, TryAcquireError, TryRecvError};
 
@@ -9,9 +9,7 @@ check! {
     released_out_of_order over [Try, Block, Async], 3, deep 4
 }
 fn released_out_of_order<P: Parker>(mode: Mode) {
-    let (_, mut tx, mut rx) = ring::<2, P>();
-    put(&mut tx, 0);
-    put(&mut tx, 1);
+    let (_, tx, mut rx) = filled::<2, P>(&[0, 1]);
     let producer = sends(tx, mode, [2, 3]);
     let (a, b) = (recv(&mut rx, Block).unwrap(), recv(&mut rx, Block).unwrap());
     drop(b);
@@ -27,8 +25,7 @@ check! {
     released_elsewhere over [Try, Block, Timed, Async], 2, deep 3
 }
 fn released_elsewhere<P: Parker>(mode: Mode) {
-    let (park, mut tx, mut rx) = ring::<1, P>();
-    put(&mut tx, 1);
+    let (park, mut tx, mut rx) = filled::<1, P>(&[1]);
     clock(&park, mode);
     let guard = recv(&mut rx, Block).unwrap();
     let reader = spawn(move || {
@@ -47,8 +44,7 @@ check! {
     receives_while_released over [Try, Block, Async], 2 quick 1, deep 3
 }
 fn receives_while_released<P: Parker>(mode: Mode) {
-    let (_, mut tx, mut rx) = ring::<1, P>();
-    put(&mut tx, 1);
+    let (_, tx, mut rx) = filled::<1, P>(&[1]);
     let guard = recv(&mut rx, Block).unwrap();
     let reader = spawn(move || drop(guard));
     let producer = sends(tx, Block, [2]);
@@ -62,8 +58,7 @@ check! {
     read_guard_leaked over [Try, Block, Timed, Async], 2, deep 3
 }
 fn read_guard_leaked<P: Parker>(mode: Mode) {
-    let (park, mut tx, mut rx) = ring::<2, P>();
-    put(&mut tx, 0);
+    let (park, mut tx, mut rx) = filled::<2, P>(&[0]);
     clock(&park, mode);
     std::mem::forget(recv(&mut rx, Block).unwrap());
     let producer = spawn(move || {
@@ -119,12 +114,33 @@ fn aborted<P: Parker>(mode: Mode) {
 }
 
 check! {
+    /// A panic while filling: what is half filled is received, the loss is taken for the end, or slept through.
+    panic_while_filling over [Try, Block, Timed, Async], 2, deep 3
+}
+fn panic_while_filling<P: Parker>(mode: Mode) {
+    let (park, tx, mut rx) = filled::<2, P>(&[1]);
+    clock(&park, mode);
+    let producer = spawn(move || {
+        let died = survive(move || {
+            let mut tx = tx; // dropped by the panic
+            tx.fill(|slot| {
+                *slot = 9;
+                std::panic::resume_unwind(Box::new(Bomb))
+            })
+        });
+        assert!(died.is_err());
+    });
+    take(&mut rx, Block, 1);
+    assert_eq!(recv(&mut rx, mode).unwrap_err(), End::Abandoned);
+    producer.join().unwrap();
+}
+
+check! {
     /// A read guard that borrows the consumer is leaked: its slot is lost, or what follows is received in its place.
     borrowing_read_guard_leaked over [Try, Block, Timed, Async], 2, deep 3
 }
 fn borrowing_read_guard_leaked<P: Parker>(mode: Mode) {
-    let (park, mut tx, mut rx) = ring::<1, P>();
-    put(&mut tx, 1);
+    let (park, tx, mut rx) = filled::<1, P>(&[1]);
     std::mem::forget(rx.recv().unwrap());
     clock(&park, mode);
     let producer = sends(tx, mode, [2]);
@@ -141,8 +157,7 @@ check! {
     ], 1, deep 2
 }
 fn both_wait_for_a_kept_slot<P: Parker>((producing, receiving): (Mode, Mode)) {
-    let (_, mut tx, mut rx) = ring::<1, P>();
-    put(&mut tx, 1);
+    let (_, tx, mut rx) = filled::<1, P>(&[1]);
     let guard = recv(&mut rx, Block).unwrap();
     let producer = sends(tx, producing, [2]); // the bell is not rung
     let reader = spawn(move || drop(guard));

@@ -11,7 +11,7 @@ check! {
 fn commit<P: Parker>(mode: Mode) {
     let (park, tx, mut rx) = ring::<2, P>();
     clock(&park, mode);
-    let producer = puts(tx, [1]);
+    let producer = sends(tx, Block, [1]);
     take(&mut rx, mode, 1);
     drop(producer.join().unwrap());
 }
@@ -21,8 +21,7 @@ check! {
     release over [Try, Block, Timed, Async], 2, deep 3
 }
 fn release<P: Parker>(mode: Mode) {
-    let (park, mut tx, mut rx) = ring::<1, P>();
-    put(&mut tx, 1);
+    let (park, tx, mut rx) = filled::<1, P>(&[1]);
     clock(&park, mode);
     let producer = sends(tx, mode, [2]);
     take(&mut rx, Block, 1); // does not wait
@@ -69,7 +68,7 @@ check! {
 }
 fn needless_wake<P: Parker>() {
     let (park, tx, mut rx) = ring::<1, P>();
-    let producer = puts(tx, [1]);
+    let producer = sends(tx, Block, [1]);
     take(&mut rx, Block, 1);
     let mut tx = producer.join().unwrap();
     assert!(park.wakes() <= 1);
@@ -83,8 +82,7 @@ check! {
     needless_wake_after_release, exhaustive
 }
 fn needless_wake_after_release<P: Parker>() {
-    let (park, mut tx, mut rx) = ring::<1, P>();
-    put(&mut tx, 1);
+    let (park, tx, mut rx) = filled::<1, P>(&[1]);
     let producer = sends(tx, Block, [2]);
     take(&mut rx, Block, 1);
     drop(producer.join().unwrap());

@@ -6,7 +6,6 @@ mod end;
 mod freeing;
 mod guards;
 mod handoff;
-mod panic;
 mod reserved;
 mod steps;
 mod timeout;

@@ -65,8 +65,7 @@ check! {
     cancelled_in_the_middle over [Try, Block, Timed, Async], 2, deep 3
 }
 fn cancelled_in_the_middle<P: Parker>(mode: Mode) {
-    let (park, mut tx, mut rx) = ring::<3, P>();
-    put(&mut tx, 0);
+    let (park, mut tx, mut rx) = filled::<3, P>(&[0]);
     let slot = reserve(&mut tx, 9);
     clock(&park, mode);
     let producer = spawn(move || {
@@ -94,9 +93,8 @@ fn cancelled_place_is_released<P: Parker>(mode: Mode) {
     clock(&park, mode);
     let producer = sends(tx, mode, [1]);
     assert_eq!(recv(&mut rx, Block).unwrap_err(), End::Cancelled);
-    let tx = producer.join().unwrap();
+    let _tx = producer.join().unwrap();
     take(&mut rx, Block, 1); // does not wait
-    drop(tx);
 }
 
 check! {

@@ -10,10 +10,11 @@ use crate::common::*;
 
 /// Explores `f`, which measures a call, without a preemption bound. The call must never take more than `ceiling` steps,
 /// and must take exactly that many at least once.
-fn ceiling(name: &'static str, hazard: &str, ceiling: usize, f: impl Fn() -> usize + Send + Sync + 'static) {
+fn ceiling(name: &str, ceiling: usize, otherwise: &str, f: impl Fn() -> usize + Send + Sync + 'static) {
     let most = Arc::new(AtomicUsize::new(0));
     let seen = most.clone();
-    Run::new(name, &[hazard], None).explore(&"ModelPark", move || {
+    let hazard = format!("at most {ceiling}: {otherwise}");
+    Run::new(&format!("steps::{name}"), &[&hazard], None).explore(&"ModelPark", move || {
         let steps = f();
         assert!(steps <= ceiling, "{steps} steps, more than {ceiling}");
         seen.fetch_max(steps, Relaxed);
@@ -49,8 +50,7 @@ fn receive<R>(call: impl FnOnce(&mut Rx<ModelPark>) -> R) -> usize {
 
 /// The steps of an acquire beside a consumer that releases one slot and goes.
 fn acquire<R>(call: impl FnOnce(&mut Tx<ModelPark>) -> R) -> usize {
-    let (_, mut tx, mut rx) = ring::<1, ModelPark>();
-    put(&mut tx, 1);
+    let (_, mut tx, mut rx) = filled::<1, ModelPark>(&[1]);
     let consumer = move || {
         take(&mut rx, Block, 1);
         drop(rx);
@@ -76,23 +76,19 @@ fn polls_to_receive(mut rx: Rx<ModelPark>) -> impl FnOnce() {
 
 #[test]
 fn try_recv() {
-    ceiling("steps::try_recv", "1 step at most: it is not wait-free", 1, || {
-        receive(|rx| rx.try_recv().map(std::mem::forget))
-    });
+    ceiling("try_recv", 1, "it is not wait-free", || receive(|rx| rx.try_recv().map(std::mem::forget)));
 }
 
 #[test]
 fn try_acquire() {
-    ceiling("steps::try_acquire", "1 step at most: it is not wait-free", 1, || {
-        acquire(|tx| tx.try_acquire().map(std::mem::forget))
-    });
+    ceiling("try_acquire", 1, "it is not wait-free", || acquire(|tx| tx.try_acquire().map(std::mem::forget)));
 }
 
 /// Two exchanges, because the consumer can add `WAITER` in between, and four steps to take its waker: the first, a
 /// load, may find an old value.
 #[test]
 fn commit() {
-    ceiling("steps::commit", "6 steps at most: it is retried for ever", 6, || {
+    ceiling("commit", 6, "it is retried for ever", || {
         let (_, mut tx, rx) = ring::<1, ModelPark>();
         let slot = tx.try_acquire();
         beside(polls_to_receive(rx), || slot.map(WriteSlot::commit)).0
@@ -102,9 +98,8 @@ fn commit() {
 /// Same as `commit`.
 #[test]
 fn release() {
-    ceiling("steps::release", "6 steps at most: it is retried for ever", 6, || {
-        let (_, mut tx, mut rx) = ring::<1, ModelPark>();
-        put(&mut tx, 1);
+    ceiling("release", 6, "it is retried for ever", || {
+        let (_, tx, mut rx) = filled::<1, ModelPark>(&[1]);
         let guard = rx.recv().unwrap();
         beside(polls_to_send(tx), || drop(guard)).0
     });
@@ -113,9 +108,8 @@ fn release() {
 /// Same as `commit`, plus two steps that find no waker of the consumer.
 #[test]
 fn release_kept() {
-    ceiling("steps::release_kept", "8 steps at most: it is retried for ever", 8, || {
-        let (_, mut tx, mut rx) = ring::<1, ModelPark>();
-        put(&mut tx, 1);
+    ceiling("release_kept", 8, "it is retried for ever", || {
+        let (_, tx, mut rx) = filled::<1, ModelPark>(&[1]);
         let guard = recv(&mut rx, Block).unwrap();
         beside(polls_to_send(tx), || drop(guard)).0
     });
@@ -124,13 +118,13 @@ fn release_kept() {
 /// Same as `commit`, with the wakers of both sides to take.
 #[test]
 fn reserved_commit() {
-    ceiling("steps::reserved_commit", "9 steps at most: it is retried for ever", 9, || reserved(true));
+    ceiling("reserved_commit", 9, "it is retried for ever", || reserved(true));
 }
 
 /// Same as `reserved_commit`.
 #[test]
 fn cancel() {
-    ceiling("steps::cancel", "9 steps at most: it is retried for ever", 9, || reserved(false));
+    ceiling("cancel", 9, "it is retried for ever", || reserved(false));
 }
 
 fn reserved(commit: bool) -> usize {
@@ -143,7 +137,7 @@ fn reserved(commit: bool) -> usize {
 /// One load, and a release as in `release`.
 #[test]
 fn try_recv_of_a_cancelled_place() {
-    ceiling("steps::try_recv_of_a_cancelled_place", "7 steps at most: it is retried for ever", 7, || {
+    ceiling("try_recv_of_a_cancelled_place", 7, "it is retried for ever", || {
         let (_, mut tx, mut rx) = ring::<1, ModelPark>();
         drop(reserve(&mut tx, 9));
         let (steps, found) = beside(polls_to_send(tx), || rx.try_recv().map(std::mem::forget));
@@ -155,7 +149,7 @@ fn try_recv_of_a_cancelled_place() {
 /// A look for its own waker (1), one step per slot (2), taking the other side's waker (4).
 #[test]
 fn finish() {
-    ceiling("steps::finish", "7 steps at most: it is retried for ever", 7, || {
+    ceiling("finish", 7, "it is retried for ever", || {
         let (_, tx, mut rx) = ring::<2, ModelPark>();
         let consumer = spawn(move || {
             drop(poll_recv(&mut rx, &Task::new().waker()));
@@ -170,15 +164,13 @@ fn finish() {
 /// One load, the announcement, two loads of the strategy (before and after the sleep), and one load at the end.
 #[test]
 fn parked_recv() {
-    ceiling("steps::parked_recv", "5 steps at most: a parked consumer spins", 5, || {
-        receive(|rx| rx.recv().map(std::mem::forget))
-    });
+    ceiling("parked_recv", 5, "a parked consumer spins", || receive(|rx| rx.recv().map(std::mem::forget)));
 }
 
 /// Same as `parked_recv`.
 #[test]
 fn parked_acquire() {
-    ceiling("steps::parked_acquire", "5 steps at most: a parked producer spins", 5, || {
+    ceiling("parked_acquire", 5, "a parked producer spins", || {
         acquire(|tx| tx.acquire().map(std::mem::forget))
     });
 }
@@ -186,7 +178,7 @@ fn parked_acquire() {
 /// One load, the registration, one load, and the announcement, unless an earlier poll has made it.
 #[test]
 fn poll() {
-    ceiling("steps::poll", "6 steps at most: it is retried for ever", 6, || {
+    ceiling("poll", 6, "it is retried for ever", || {
         let (_, mut tx, mut rx) = ring::<1, ModelPark>();
         let waker = Task::new().waker();
         let (first, pending) = measure(|| poll_recv(&mut rx, &waker).is_none());

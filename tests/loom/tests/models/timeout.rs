@@ -21,10 +21,7 @@ fn recv_late<P: Parker>(rx: &mut Rx<P>, next: Mode, value: usize) {
 /// Hands `value` over by a timed call, and by another call after a timeout.
 fn send_late<P: Parker>(tx: &mut Tx<P>, next: Mode, value: usize) -> Result<(), Closed> {
     match tx.acquire_timeout(Duration::ZERO) {
-        Ok(mut slot) => {
-            *slot = value;
-            return slot.commit();
-        }
+        Ok(slot) => return commit_with(slot, value),
         Err(TryAcquireError::Full) => (),
         Err(_) => return Err(Closed),
     }
@@ -38,7 +35,7 @@ check! {
 fn timeout_meets_commit<P: Parker>(next: Mode) {
     let (park, tx, mut rx) = ring::<1, P>();
     clock(&park, Timed);
-    let producer = puts(tx, [1]);
+    let producer = sends(tx, Block, [1]);
     recv_late(&mut rx, next, 1);
     drop(producer.join().unwrap());
 }
@@ -50,7 +47,7 @@ check! {
 fn timeout_meets_two_commits<P: Parker>(next: Mode) {
     let (park, tx, mut rx) = ring::<2, P>();
     clock(&park, Timed);
-    let producer = puts(tx, [1, 2]);
+    let producer = sends(tx, Block, [1, 2]);
     recv_late(&mut rx, next, 1);
     recv_late(&mut rx, next, 2);
     drop(producer.join().unwrap());
@@ -61,17 +58,7 @@ check! {
     timeout_meets_release over [Try, Block, Timed, Async], 2, deep 3
 }
 fn timeout_meets_release<P: Parker>(next: Mode) {
-    let (park, mut tx, mut rx) = ring::<1, P>();
-    put(&mut tx, 1);
-    clock(&park, Timed);
-    let producer = spawn(move || {
-        send_late(&mut tx, next, 2).unwrap();
-        tx
-    });
-    take(&mut rx, Block, 1);
-    let tx = producer.join().unwrap();
-    take(&mut rx, Block, 2);
-    drop(tx);
+    meets_releases::<1, P>(next);
 }
 
 check! {
@@ -79,21 +66,21 @@ check! {
     timeout_meets_two_releases over [Try, Block, Async], 1, deep 2
 }
 fn timeout_meets_two_releases<P: Parker>(next: Mode) {
-    let (park, mut tx, mut rx) = ring::<2, P>();
-    put(&mut tx, 1);
-    put(&mut tx, 2);
+    meets_releases::<2, P>(next);
+}
+
+/// The deadline comes with the release of each of `N` slots.
+fn meets_releases<const N: usize, P: Parker>(next: Mode) {
+    let (park, mut tx, mut rx) = ring::<N, P>();
+    (1..=N).for_each(|i| put(&mut tx, i));
     clock(&park, Timed);
     let producer = spawn(move || {
-        send_late(&mut tx, next, 3).unwrap();
-        send_late(&mut tx, next, 4).unwrap();
+        (N + 1..=2 * N).for_each(|i| send_late(&mut tx, next, i).unwrap());
         tx
     });
-    take(&mut rx, Block, 1);
-    take(&mut rx, Block, 2);
-    let tx = producer.join().unwrap();
-    take(&mut rx, Block, 3);
-    take(&mut rx, Block, 4);
-    drop(tx);
+    (1..=N).for_each(|i| take(&mut rx, Block, i));
+    let _tx = producer.join().unwrap();
+    (N + 1..=2 * N).for_each(|i| take(&mut rx, Block, i));
 }
 
 check! {
@@ -135,8 +122,7 @@ check! {
     held_slot, 2, deep 3
 }
 fn held_slot<P: Parker>() {
-    let (_, mut tx, mut rx) = ring::<1, P>();
-    put(&mut tx, 1);
+    let (_, mut tx, mut rx) = filled::<1, P>(&[1]);
     let guard = recv(&mut rx, Block).unwrap();
     let other = spawn(move || {
         drop(guard);
@@ -153,8 +139,7 @@ check! {
     held_slot_awaited_by_both, 1, deep 2
 }
 fn held_slot_awaited_by_both<P: Parker>() {
-    let (_, mut tx, mut rx) = ring::<1, P>();
-    put(&mut tx, 1);
+    let (_, mut tx, mut rx) = filled::<1, P>(&[1]);
     let guard = recv(&mut rx, Block).unwrap();
     let task = Task::new();
     assert!(poll_send(&mut tx, &task.waker(), 2).is_none());
@@ -172,8 +157,7 @@ check! {
     held_slot_meets_timeout over [false, true], 2, deep 3
 }
 fn held_slot_meets_timeout<P: Parker>(released: bool) {
-    let (park, mut tx, mut rx) = ring::<1, P>();
-    put(&mut tx, 1);
+    let (park, mut tx, mut rx) = filled::<1, P>(&[1]);
     let guard = recv(&mut rx, Block).unwrap();
     clock(&park, Timed);
     if !released {

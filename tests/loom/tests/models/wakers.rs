@@ -17,7 +17,7 @@ check! {
 fn receiving_future_dropped<P: Parker>(next: Mode) {
     let (park, tx, mut rx) = ring::<1, P>();
     clock(&park, next);
-    let producer = puts(tx, [1]);
+    let producer = sends(tx, Block, [1]);
     let waker = Task::new().waker();
     let received =
         pin!(rx.recv_async()).poll(&mut Context::from_waker(&waker)).map(|slot| *slot.unwrap().unwrap());
@@ -34,8 +34,7 @@ check! {
     acquiring_future_dropped over [Try, Block, Timed, Async], 2, deep 3
 }
 fn acquiring_future_dropped<P: Parker>(next: Mode) {
-    let (park, mut tx, mut rx) = ring::<1, P>();
-    put(&mut tx, 1);
+    let (park, mut tx, mut rx) = filled::<1, P>(&[1]);
     clock(&park, next);
     let producer = spawn(move || {
         let waker = Task::new().waker();
@@ -45,9 +44,8 @@ fn acquiring_future_dropped<P: Parker>(next: Mode) {
         tx
     });
     take(&mut rx, Block, 1);
-    let tx = producer.join().unwrap();
+    let _tx = producer.join().unwrap();
     take(&mut rx, Block, 2);
-    drop(tx);
 }
 
 check! {
@@ -58,7 +56,7 @@ fn consumer_waker_replaced<P: Parker>() {
     let (_, tx, mut rx) = ring::<1, P>();
     let (first, second) = (Task::new(), Task::new());
     assert!(poll_recv(&mut rx, &first.waker()).is_none());
-    let producer = puts(tx, [1]);
+    let producer = sends(tx, Block, [1]);
     assert_eq!(*second.run(|waker| poll_recv(&mut rx, waker)).unwrap(), 1);
     drop(producer.join().unwrap());
     assert!(first.wakes() + second.wakes() <= 1, "one hand-off");
@@ -69,8 +67,7 @@ check! {
     producer_waker_replaced, exhaustive
 }
 fn producer_waker_replaced<P: Parker>() {
-    let (_, mut tx, mut rx) = ring::<1, P>();
-    put(&mut tx, 1);
+    let (_, mut tx, mut rx) = filled::<1, P>(&[1]);
     let (first, second) = (Task::new(), Task::new());
     assert!(poll_send(&mut tx, &first.waker(), 2).is_none());
     let consumer = spawn(move || {
@@ -80,23 +77,6 @@ fn producer_waker_replaced<P: Parker>() {
     second.run(|waker| poll_send(&mut tx, waker, 2)).unwrap();
     drop(consumer.join().unwrap());
     assert!(first.wakes() + second.wakes() <= 1, "one hand-off");
-}
-
-check! {
-    /// A task that polls again is woken by its own older waker, and so polls for ever.
-    polled_again, exhaustive
-}
-fn polled_again<P: Parker>() {
-    let (_, mut tx, mut rx) = ring::<1, P>();
-    let task = Task::new();
-    for _ in 0..3 {
-        assert!(poll_recv(&mut rx, &task.waker()).is_none());
-    }
-    assert_eq!(task.wakes(), 0);
-    put(&mut tx, 1);
-    assert_eq!(task.wakes(), 1);
-    task.sleep();
-    assert_eq!(*task.run(|waker| poll_recv(&mut rx, waker)).unwrap(), 1);
 }
 
 check! {
@@ -128,9 +108,7 @@ check! {
     two_wakes_meet over [1, 2], 2 quick 1, deep 3
 }
 fn two_wakes_meet<P: Parker>(polls: usize) {
-    let (_, mut tx, mut rx) = ring::<2, P>();
-    put(&mut tx, 0);
-    put(&mut tx, 1);
+    let (_, mut tx, mut rx) = filled::<2, P>(&[0, 1]);
     let task = Task::new();
     assert!(poll_send(&mut tx, &task.waker(), 2).is_none()); // announced at the first slot
     let (first, second) = (recv(&mut rx, Block).unwrap(), recv(&mut rx, Block).unwrap());
@@ -152,7 +130,7 @@ fn blocks_after_polling<P: Parker>() {
     let (_, tx, mut rx) = ring::<2, P>();
     let task = Task::new();
     assert!(poll_recv(&mut rx, &task.waker()).is_none());
-    let producer = puts(tx, [1, 2]);
+    let producer = sends(tx, Block, [1, 2]);
     assert_eq!(*task.run(|waker| poll_recv(&mut rx, waker)).unwrap(), 1);
     take(&mut rx, Block, 2); // announced, with no waker registered for it
     drop(producer.join().unwrap());
@@ -216,16 +194,14 @@ check! {
     waker_panics_in_release over [Try, Block, Timed, Async], 2, deep 3
 }
 fn waker_panics_in_release<P: Parker>(mode: Mode) {
-    let (park, mut tx, mut rx) = ring::<1, P>();
-    put(&mut tx, 1);
+    let (park, mut tx, mut rx) = filled::<1, P>(&[1]);
     assert!(poll_send(&mut tx, &bomb(), 9).is_none());
     clock(&park, mode);
     let producer = sends(tx, mode, [2]);
     let guard = recv(&mut rx, Block).unwrap();
     let _ = survive(|| drop(guard));
-    let tx = producer.join().unwrap();
+    let _tx = producer.join().unwrap();
     take(&mut rx, Block, 2);
-    drop(tx);
 }
 
 check! {
@@ -248,8 +224,7 @@ check! {
     waker_panics_in_consumer_drop over [Try, Block, Timed, Async], 2, deep 3
 }
 fn waker_panics_in_consumer_drop<P: Parker>(mode: Mode) {
-    let (park, mut tx, rx) = ring::<1, P>();
-    put(&mut tx, 1);
+    let (park, mut tx, rx) = filled::<1, P>(&[1]);
     assert!(poll_send(&mut tx, &bomb(), 9).is_none());
     clock(&park, mode);
     let producer = spawn(move || {
@@ -278,7 +253,7 @@ fn replaced_waker_panics<P: Parker>() {
     let task = Task::new();
     let replaced = survive(|| poll_recv(&mut rx, &task.waker()).map(drop));
     assert!(replaced.is_err());
-    let producer = puts(tx, [1]);
+    let producer = sends(tx, Block, [1]);
     assert_eq!(*task.run(|waker| poll_recv(&mut rx, waker)).unwrap(), 1);
     drop(producer.join().unwrap());
 }
@@ -297,7 +272,7 @@ fn waker_clone_panics<P: Parker>() {
     let task = Task::new();
     assert!(poll_recv(&mut rx, &task.waker()).is_none());
     assert_eq!(task.wakes(), 0, "the cell is free, so that the task need not look again");
-    let producer = puts(tx, [1]);
+    let producer = sends(tx, Block, [1]);
     assert_eq!(*task.run(|waker| poll_recv(&mut rx, waker)).unwrap(), 1);
     drop(producer.join().unwrap());
 }
