@@ -1,7 +1,6 @@
 //! Wakers are foreign code: they may panic, be replaced, and be polled in the middle of a wake.
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::pin::Pin;
 use std::ptr;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
@@ -32,21 +31,18 @@ impl Drop for Bomb {
     }
 }
 
-fn poll<W: Wait>(rx: &mut Consumer<'_, u64, W>, waker: &Waker) -> Poll<u64> {
-    rx.poll_recv(&mut Context::from_waker(waker)).map(|slot| *slot.unwrap().unwrap())
+/// The functions of a waker without data. Its drop does nothing.
+const fn table(clone: unsafe fn(*const ()) -> RawWaker, wake: unsafe fn(*const ())) -> RawWakerVTable {
+    RawWakerVTable::new(clone, wake, wake, |_| ())
 }
 
-/// Two tasks that take turns polling one consumer do not wake each other: only the latest one is woken.
-#[test]
-fn a_task_that_displaces_another_does_not_wake_it() {
-    let (mut tx, mut rx) = HeapRing::new([0, 0]).into_handles();
-    let tasks = [Arc::new(Count::default()), Arc::new(Count::default())];
-    for round in 0..10 {
-        assert!(poll(&mut rx, &tasks[round % 2].clone().into()).is_pending());
-    }
-    assert_eq!(tasks.each_ref().map(|task| task.0.load(Relaxed)), [0, 0]);
-    tx.fill(|slot| *slot = 1).unwrap();
-    assert_eq!(tasks.each_ref().map(|task| task.0.load(Relaxed)), [0, 1]);
+fn without_data(table: &'static RawWakerVTable) -> Waker {
+    // SAFETY: the functions of the tables below do not use the data.
+    unsafe { Waker::from_raw(RawWaker::new(ptr::null(), table)) }
+}
+
+fn poll<W: Wait>(rx: &mut Consumer<'_, u64, W>, waker: &Waker) -> Poll<u64> {
+    rx.poll_recv(&mut Context::from_waker(waker)).map(|slot| *slot.unwrap().unwrap())
 }
 
 /// A combinator that makes a new waker for each poll gets one wake per hand-off, and polls once per wake.
@@ -81,21 +77,14 @@ fn a_new_waker_for_every_poll_costs_no_further_poll() {
 #[test]
 fn wakers_that_differ_by_their_functions_differ() {
     static WOKEN: [AtomicU32; 2] = [AtomicU32::new(0), AtomicU32::new(0)];
-    fn waker<const TASK: usize>() -> Waker {
-        const fn table<const TASK: usize>() -> &'static RawWakerVTable {
-            &RawWakerVTable::new(
-                |_| RawWaker::new(ptr::null(), table::<TASK>()),
-                |_| _ = WOKEN[TASK].fetch_add(1, Relaxed),
-                |_| _ = WOKEN[TASK].fetch_add(1, Relaxed),
-                |_| (),
-            )
-        }
-        // SAFETY: the functions do not use the data.
-        unsafe { Waker::from_raw(RawWaker::new(ptr::null(), table::<TASK>())) }
-    }
+    static TABLES: [RawWakerVTable; 2] = [
+        table(|_| RawWaker::new(ptr::null(), &TABLES[0]), |_| _ = WOKEN[0].fetch_add(1, Relaxed)),
+        table(|_| RawWaker::new(ptr::null(), &TABLES[1]), |_| _ = WOKEN[1].fetch_add(1, Relaxed)),
+    ];
     let (mut tx, mut rx) = HeapRing::new([0, 0]).into_handles();
-    assert!(poll(&mut rx, &waker::<0>()).is_pending());
-    assert!(poll(&mut rx, &waker::<1>()).is_pending());
+    for table in &TABLES {
+        assert!(poll(&mut rx, &without_data(table)).is_pending());
+    }
     tx.fill(|slot| *slot = 1).unwrap();
     assert_eq!(
         WOKEN.each_ref().map(|woken| woken.load(Relaxed)),
@@ -137,27 +126,6 @@ fn a_task_polls_within_the_wake() {
     drop(task.rx.lock().unwrap().take()); // the waker owns the task, and the task owns the consumer
 }
 
-/// A producer waits for the slot that it has reserved itself, and continues when the consumer has released it.
-#[test]
-fn a_producer_awaits_its_own_reservation() {
-    let (mut tx, mut rx) = HeapRing::new([0, 0]).into_handles();
-    let [first, second] = [(); 2].map(|()| tx.acquire().unwrap().reserve());
-    let (producer, consumer) = (Arc::new(Count::default()), Arc::new(Count::default()));
-    let (producers, consumers) = (producer.clone().into(), consumer.clone().into());
-    let mut acquired = Box::pin(tx.acquire_async());
-    let mut cx = Context::from_waker(&producers);
-    assert!(Pin::new(&mut acquired).poll(&mut cx).is_pending());
-    assert!(poll(&mut rx, &consumers).is_pending()); // both wait for the same word
-    first.commit().unwrap();
-    assert_eq!((consumer.0.load(Relaxed), producer.0.load(Relaxed)), (1, 1), "the one bit was that of both");
-    assert!(Pin::new(&mut acquired).poll(&mut cx).is_pending(), "committed and not received yet");
-    assert_eq!(poll(&mut rx, &consumers), Poll::Ready(0));
-    assert_eq!(producer.0.load(Relaxed), 2);
-    let Poll::Ready(Ok(third)) = Pin::new(&mut acquired).poll(&mut cx) else { panic!("it was released") };
-    assert_eq!(third.seq(), 2);
-    drop(second);
-}
-
 /// Both sides learn of the other's end even if the waker that a handle leaves behind panics.
 #[test]
 fn a_waker_panics_when_it_is_dropped_with_its_handle() {
@@ -184,17 +152,14 @@ fn a_waker_panics_when_it_is_dropped_with_its_handle() {
 fn a_waker_is_cloned_once_a_registration() {
     static CLONES: AtomicU32 = AtomicU32::new(0);
     static WAKES: AtomicU32 = AtomicU32::new(0);
-    static TABLE: RawWakerVTable = RawWakerVTable::new(
+    static TABLE: RawWakerVTable = table(
         |_| {
             CLONES.fetch_add(1, Relaxed);
             RawWaker::new(ptr::null(), &TABLE)
         },
         |_| _ = WAKES.fetch_add(1, Relaxed),
-        |_| _ = WAKES.fetch_add(1, Relaxed),
-        |_| (),
     );
-    // SAFETY: the functions do not use the data.
-    let waker = unsafe { Waker::from_raw(RawWaker::new(ptr::null(), &TABLE)) };
+    let waker = without_data(&TABLE);
     let (mut tx, mut rx) = HeapRing::new([0, 0]).into_handles();
     for round in 1..=10 {
         for _ in 0..100 {
@@ -212,17 +177,14 @@ fn a_waker_is_cloned_once_a_registration() {
 fn a_commit_does_not_wake_the_task_that_commits() {
     static KEPT: Mutex<Option<KeptSlot<'static, u64>>> = Mutex::new(None);
     static WAKES: AtomicU32 = AtomicU32::new(0);
-    static TABLE: RawWakerVTable = RawWakerVTable::new(
+    static TABLE: RawWakerVTable = table(
         |_| {
             drop(KEPT.lock().unwrap().take()); // the slot is free before the poll looks again: ready, and registered
             RawWaker::new(ptr::null(), &TABLE)
         },
         |_| _ = WAKES.fetch_add(1, Relaxed),
-        |_| _ = WAKES.fetch_add(1, Relaxed),
-        |_| (),
     );
-    // SAFETY: the functions do not use the data.
-    let waker = unsafe { Waker::from_raw(RawWaker::new(ptr::null(), &TABLE)) };
+    let waker = without_data(&TABLE);
     let (mut tx, mut rx) = HeapRing::new([0]).into_handles();
     tx.fill(|slot| *slot = 1).unwrap();
     *KEPT.lock().unwrap() = Some(rx.recv().unwrap().unwrap().keep());
@@ -231,21 +193,4 @@ fn a_commit_does_not_wake_the_task_that_commits() {
     assert!(poll(&mut rx, &consumer.clone().into()).is_pending());
     slot.commit().unwrap();
     assert_eq!((WAKES.load(Relaxed), consumer.0.load(Relaxed)), (0, 1));
-}
-
-/// The release of a kept slot wakes both the consumer and the producer that wait for it.
-#[test]
-fn a_release_wakes_both_sides() {
-    let (mut tx, mut rx) = HeapRing::new([0]).into_handles();
-    tx.fill(|slot| *slot = 1).unwrap();
-    let kept = rx.recv().unwrap().unwrap().keep();
-    let (producer, consumer) = (Arc::new(Count::default()), Arc::new(Count::default()));
-    assert!(tx.poll_acquire(&mut Context::from_waker(&producer.clone().into())).is_pending());
-    assert!(poll(&mut rx, &consumer.clone().into()).is_pending());
-    drop(kept);
-    assert_eq!((producer.0.load(Relaxed), consumer.0.load(Relaxed)), (1, 1));
-    assert!(poll(&mut rx, &consumer.clone().into()).is_pending(), "released, and not filled yet");
-    tx.fill(|slot| *slot = 2).unwrap();
-    assert_eq!((producer.0.load(Relaxed), consumer.0.load(Relaxed)), (1, 2));
-    assert_eq!(poll(&mut rx, &consumer.into()), Poll::Ready(2));
 }
