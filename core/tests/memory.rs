@@ -40,11 +40,6 @@ fn slots_larger_than_the_stack() {
     test.unwrap().join().unwrap();
 }
 
-/// The number of allocations that `f` makes on this thread.
-fn allocations(f: impl FnOnce()) -> u64 {
-    twinbuf_testing::allocated(f).0
-}
-
 /// Hand-offs allocate nothing, whether they find their slot ready or sleep for it. (Elsewhere `parking_lot_core`
 /// allocates its table.)
 #[cfg(all(target_os = "linux", target_pointer_width = "64"))]
@@ -53,7 +48,7 @@ fn hand_offs_do_not_allocate() {
     let (mut tx, mut rx) = HeapRing::new([0u64, 0]).into_handles();
     let counts = thread::scope(|scope| {
         let producer = scope.spawn(move || {
-            allocations(|| {
+            twinbuf_testing::allocated(|| {
                 for value in 0..1000 {
                     // The consumer waits at every fourth hand-off.
                     while value % 4 == 0 && !waited_for(&tx) {
@@ -64,7 +59,7 @@ fn hand_offs_do_not_allocate() {
             })
         });
         let consumer = scope.spawn(move || {
-            allocations(|| {
+            twinbuf_testing::allocated(|| {
                 for value in 0..1000 {
                     let slot = if value % 2 == 0 {
                         rx.recv().unwrap()
@@ -75,7 +70,7 @@ fn hand_offs_do_not_allocate() {
                 }
             })
         });
-        [producer.join().unwrap(), consumer.join().unwrap()]
+        [producer, consumer].map(|side| side.join().unwrap().0)
     });
     assert_eq!(counts, [0, 0]);
 }
@@ -151,9 +146,7 @@ fn words_fill_lines_of_their_own() {
     #[derive(Default)]
     struct Addresses(Mutex<Vec<usize>>);
 
-    struct Recording<'a>(&'a Addresses);
-
-    impl Wait for Recording<'_> {
+    impl Wait for &Addresses {
         fn relax(&self, _round: u32) -> bool {
             false
         }
@@ -161,13 +154,13 @@ fn words_fill_lines_of_their_own() {
             unreachable!("polled only");
         }
         fn wake(&self, word: Word<'_>) {
-            self.0.0.lock().unwrap().push(word.as_ptr().addr());
+            self.0.lock().unwrap().push(word.as_ptr().addr());
         }
     }
 
     for depth in [1, 2, 31, 32, 33, 64, 65, 100] {
         let addresses = Addresses::default();
-        let (mut tx, mut rx) = HeapRing::with_wait(vec![0u8; depth], Recording(&addresses)).into_handles();
+        let (mut tx, mut rx) = HeapRing::with_wait(vec![0u8; depth], &addresses).into_handles();
         for _ in 0..depth {
             assert!(rx.poll_recv(&mut Context::from_waker(Waker::noop())).is_pending());
             tx.fill(|slot| *slot += 1).unwrap(); // wakes

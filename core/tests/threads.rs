@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 
 use pollster::block_on;
 use twinbuf_core::{
-    Auto, Closed, Consumer, DoubleBuffer, HeapRing, Park, Producer, RecvError, Spin, TryAcquireError,
-    TryRecvError, Wait, WaitUntil,
+    Auto, Closed, DoubleBuffer, HeapRing, Park, Producer, RecvError, Spin, TryAcquireError, TryRecvError,
+    Wait, WaitUntil,
 };
 
 /// Longer than any test.
@@ -22,20 +22,6 @@ const MANY: u64 = if cfg!(miri) { 30 } else { 2000 };
 
 fn fill<W: Wait>(tx: &mut Producer<'_, u64, W>, value: u64) {
     tx.fill(|slot| *slot = value).expect("the consumer is there");
-}
-
-/// Sends `0..MANY` and the end.
-fn send<W: Wait>(mut tx: Producer<'_, u64, W>) {
-    (0..MANY).for_each(|value| fill(&mut tx, value));
-    tx.finish();
-}
-
-/// Receives what `send` sends.
-fn receive<W: Wait>(rx: &mut Consumer<'_, u64, W>) {
-    for value in 0..MANY {
-        assert_eq!(*rx.recv().expect("the producer finishes").expect("not the end"), value);
-    }
-    assert!(rx.recv().expect("the producer finishes").is_none());
 }
 
 /// Returns once the other side has announced that it waits for this handle's next slot.
@@ -66,9 +52,15 @@ fn the_last_of_the_owned_handles_frees_the_ring() {
 #[test]
 fn a_static_ring() {
     static RING: DoubleBuffer<u64, Park> = DoubleBuffer::with_wait([0, 0], Park);
-    let (tx, mut rx) = RING.try_split_static().unwrap();
-    let producer = thread::spawn(|| send(tx));
-    receive(&mut rx);
+    let (mut tx, mut rx) = RING.try_split_static().unwrap();
+    let producer = thread::spawn(move || {
+        (0..MANY).for_each(|value| fill(&mut tx, value));
+        tx.finish();
+    });
+    for value in 0..MANY {
+        assert_eq!(*rx.recv().expect("the producer finishes").expect("not the end"), value);
+    }
+    assert!(rx.recv().expect("the producer finishes").is_none());
     producer.join().unwrap();
     drop(rx);
     assert!(RING.try_split_static().is_none());

@@ -10,34 +10,6 @@ use twinbuf_core::{
     Auto, DoubleBuffer, HeapRing, Park, Producer, Spin, TryAcquireError, TryRecvError, Wait, WaitUntil, Word,
 };
 
-/// A strategy that its test can inspect.
-struct Shared<'a, W>(&'a W);
-
-impl<W: Wait> Wait for Shared<'_, W> {
-    fn relax(&self, round: u32) -> bool {
-        self.0.relax(round)
-    }
-    fn wait(&self, word: Word<'_>, expected: u32) {
-        self.0.wait(word, expected);
-    }
-    fn wake(&self, word: Word<'_>) {
-        self.0.wake(word);
-    }
-}
-
-impl<W: WaitUntil> WaitUntil for Shared<'_, W> {
-    type Instant = W::Instant;
-    fn after(&self, timeout: Duration) -> Option<W::Instant> {
-        self.0.after(timeout)
-    }
-    fn expired(&self, deadline: W::Instant) -> bool {
-        self.0.expired(deadline)
-    }
-    fn wait_until(&self, word: Word<'_>, expected: u32, deadline: W::Instant) {
-        self.0.wait_until(word, expected, deadline);
-    }
-}
-
 /// A deadline has passed as soon as the clock shows it.
 #[test]
 fn a_deadline_that_has_come_is_over() {
@@ -60,7 +32,7 @@ fn rounds_are_counted_over_a_whole_wait() {
     #[derive(Default)]
     struct Log(RefCell<(Vec<u32>, u32)>);
 
-    impl Wait for Log {
+    impl Wait for &Log {
         fn relax(&self, round: u32) -> bool {
             let (rounds, sleeps) = &mut *self.0.borrow_mut();
             rounds.push(round);
@@ -72,7 +44,7 @@ fn rounds_are_counted_over_a_whole_wait() {
         fn wake(&self, _word: Word<'_>) {}
     }
 
-    impl WaitUntil for Log {
+    impl WaitUntil for &Log {
         type Instant = u32;
         fn after(&self, _timeout: Duration) -> Option<u32> {
             Some(3)
@@ -86,7 +58,7 @@ fn rounds_are_counted_over_a_whole_wait() {
     }
 
     let log = Log::default();
-    let mut ring = DoubleBuffer::with_wait([0, 0], Shared(&log));
+    let mut ring = DoubleBuffer::with_wait([0, 0], &log);
     let (_tx, mut rx) = ring.split();
     for _ in 0..2 {
         log.0.take();
