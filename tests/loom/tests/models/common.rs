@@ -515,7 +515,7 @@ pub(crate) fn reserve<P: Parker>(tx: &mut Tx<P>, value: usize) -> Reserved<P> {
 }
 
 /// Commits the slot, or cancels it.
-pub(crate) fn end<P: Parker>(slot: Reserved<P>, commit: bool) -> Result<(), Closed> {
+pub(crate) fn end<T, P: Parker>(slot: ReservedSlot<'static, T, P>, commit: bool) -> Result<(), Closed> {
     if commit {
         return slot.commit();
     }

@@ -49,6 +49,28 @@ fn kept<P: Parker>(rx: &mut OwnedRx<P>) -> KeptSlot<'static, Tracked, P> {
     rx.recv().unwrap().unwrap().keep()
 }
 
+/// A guard of this kind: what its thread does with it, so that its slot holds 2, and how it ends.
+fn guard<P: Parker>(
+    kind: &'static str,
+    tx: &mut OwnedTx<P>,
+    rx: &mut OwnedRx<P>,
+) -> Box<dyn FnOnce() -> Result<(), Closed>> {
+    if kind == "read" {
+        tx.fill(|slot| slot.add(1)).unwrap();
+        let mut slot = kept(rx);
+        return Box::new(move || {
+            slot.add(1);
+            drop(slot);
+            Ok(())
+        });
+    }
+    let mut slot = tx.acquire().unwrap().reserve();
+    Box::new(move || {
+        slot.add(2);
+        end(slot, kind == "commit")
+    })
+}
+
 check! {
     /// The two handles go at the same time: the ring is freed by none, by both, or while one still uses it.
     handles_go, 2, deep 3
@@ -68,43 +90,19 @@ fn handles_go<P: Parker>() {
 }
 
 check! {
-    /// A reserved guard is the last, on its own thread: the ring is gone when it commits, or is never freed.
-    reserved_guard_is_last over [true, false], 2, deep 3
+    /// A guard is the last, on its own thread: the ring is gone when it commits, cancels or releases, or is never freed.
+    guard_is_last over ["read", "commit", "cancel"], 2, deep 3
 }
-fn reserved_guard_is_last<P: Parker>(commit: bool) {
-    let (mut tx, rx, freed) = owned::<P>();
-    let mut slot = tx.acquire().unwrap().reserve();
-    let seen = freed.clone();
-    let filler = spawn(move || {
-        assert_eq!(seen.load(Relaxed), 0, "a guard keeps the ring");
-        slot.add(1);
-        if commit {
-            let _closed = slot.commit();
-        } else {
-            drop(slot);
-        }
-    });
-    drop((tx, rx));
-    filler.join().unwrap();
-    assert_eq!(freed.load(Relaxed), 2);
-}
-
-check! {
-    /// A read guard is the last, on its own thread: the ring is gone when it releases, or is never freed.
-    read_guard_is_last, 2, deep 3
-}
-fn read_guard_is_last<P: Parker>() {
+fn guard_is_last<P: Parker>(kind: &'static str) {
     let (mut tx, mut rx, freed) = owned::<P>();
-    tx.fill(|slot| slot.add(1)).unwrap();
-    let mut slot = kept(&mut rx);
+    let guard = guard(kind, &mut tx, &mut rx);
     let seen = freed.clone();
-    let reader = spawn(move || {
+    let other = spawn(move || {
         assert_eq!(seen.load(Relaxed), 0, "a guard keeps the ring");
-        slot.add(1);
-        drop(slot);
+        let _maybe_closed = guard();
     });
     drop((tx, rx));
-    reader.join().unwrap();
+    other.join().unwrap();
     assert_eq!(freed.load(Relaxed), 2);
 }
 
@@ -159,35 +157,18 @@ check! {
     /// that has gone still counts.
     reunite_meets_guard over ["read", "commit", "cancel"], 2, deep 3
 }
-fn reunite_meets_guard<P: Parker>(guard: &'static str) {
+fn reunite_meets_guard<P: Parker>(kind: &'static str) {
     let (mut tx, mut rx, freed) = owned::<P>();
-    let other = if guard == "read" {
-        tx.fill(|slot| slot.add(1)).unwrap();
-        let mut slot = kept(&mut rx);
-        spawn(move || {
-            slot.add(1);
-            drop(slot);
-        })
-    } else {
-        let mut slot = tx.acquire().unwrap().reserve();
-        spawn(move || {
-            slot.add(2);
-            if guard == "commit" {
-                slot.commit().unwrap();
-            } else {
-                drop(slot);
-            }
-        })
-    };
+    let other = spawn(guard(kind, &mut tx, &mut rx));
     let slots = match tx.reunite(rx) {
         Ok(slots) => {
             assert_eq!(slots[0].get(), 2, "all that the guard did");
-            other.join().unwrap();
+            other.join().unwrap().unwrap();
             slots
         }
         Err((tx, rx)) => {
             assert_eq!(freed.load(Relaxed), 0);
-            other.join().unwrap();
+            other.join().unwrap().unwrap();
             tx.reunite(rx).map_err(drop).expect("the guard is gone")
         }
     };
