@@ -170,6 +170,40 @@ class Machine:
                         self.block(otherwise)
                     self.put(f'{end}:')
 
+    # An exchange as a linked load and a conditional store, for machines that have no instruction for it.
+
+    def cas(self, ok, old, at, expected, new, success, failure):
+        a = self.regs[' a']
+        end, won = self.label(), self.label()
+        self.move(ok, 0)
+        self.linked(old, at, acquires(success) or acquires(failure))
+        self.branch_unless(old, expected, end)
+        self.barrier(releases(success))
+        self.move(a, new)
+        self.conditional(a, at, releases(success), won)
+        self.move(old, LOST)
+        self.jump(end)
+        self.put(f'{won}:')
+        self.move(ok, 1)
+        self.barrier(acquires(success))
+        self.failed(end, acquires(failure))
+
+    def rmw(self, op, reg, at, value, order):
+        a, won = self.regs[' a'], self.label()
+        self.barrier(releases(order))
+        self.linked(reg, at, acquires(order))
+        self.compute(op, a, reg, value)
+        self.conditional(a, at, releases(order), won)
+        self.move(reg, LOST)
+        self.put(f'{won}:')
+        self.barrier(acquires(order))
+
+    def barrier(self, needed):
+        """Where the load and the store have no ordering of their own."""
+
+    def failed(self, end, acquire):
+        self.put(f'{end}:')
+
 
 class AArch64(Machine):
     arch = 'AArch64'
@@ -209,28 +243,12 @@ class AArch64(Machine):
 class AArch64LlSc(AArch64):
     """LDXR and STXR, with acquire loads as LDAR. The load acquires if either ordering does."""
 
-    def cas(self, ok, old, at, expected, new, success, failure):
-        a, b = self.regs[' a'], self.regs[' b']
-        end, won = self.label(), self.label()
-        self.move(ok, 0)
-        self.put(f'{"LDAXR" if acquires(success) or acquires(failure) else "LDXR"} {old},[{at}]')
-        self.branch_unless(old, expected, end)
-        self.move(a, new)
-        self.put(f'{"STLXR" if releases(success) else "STXR"} {b},{a},[{at}]', f'CBZ {b},{won}')
-        self.move(old, LOST)
-        self.jump(end)
-        self.put(f'{won}:')
-        self.move(ok, 1)
-        self.put(f'{end}:')
+    def linked(self, reg, at, acquire):
+        self.put(f'{"LDAXR" if acquire else "LDXR"} {reg},[{at}]')
 
-    def rmw(self, op, reg, at, value, order):
-        a, b = self.regs[' a'], self.regs[' b']
-        won = self.label()
-        self.put(f'{"LDAXR" if acquires(order) else "LDXR"} {reg},[{at}]')
-        self.compute(op, a, reg, value)
-        self.put(f'{"STLXR" if releases(order) else "STXR"} {b},{a},[{at}]', f'CBZ {b},{won}')
-        self.move(reg, LOST)
-        self.put(f'{won}:')
+    def conditional(self, reg, at, release, won):
+        b = self.regs[' b']
+        self.put(f'{"STLXR" if release else "STXR"} {b},{reg},[{at}]', f'CBZ {b},{won}')
 
 
 class AArch64Lse(AArch64):
@@ -295,19 +313,12 @@ class RiscV(Machine):
         else:
             self.put(f'{"ori" if op == "or" else "addi"} {reg},{source},{value}')
 
-    def cas(self, ok, old, at, expected, new, success, failure):
-        a, b = self.regs[' a'], self.regs[' b']
-        end, won = self.label(), self.label()
-        self.move(ok, 0)
-        self.put(f'lr.w{".aq" if acquires(success) or acquires(failure) else ""} {old},({at})')
-        self.branch_unless(old, expected, end)
-        self.move(a, new)
-        self.put(f'sc.w{".rl" if releases(success) else ""} {b},{a},({at})', f'beq {b},x0,{won}')
-        self.move(old, LOST)
-        self.jump(end)
-        self.put(f'{won}:')
-        self.move(ok, 1)
-        self.put(f'{end}:')
+    def linked(self, reg, at, acquire):
+        self.put(f'lr.w{".aq" if acquire else ""} {reg},({at})')
+
+    def conditional(self, reg, at, release, won):
+        b = self.regs[' b']
+        self.put(f'sc.w{".rl" if release else ""} {b},{reg},({at})', f'beq {b},x0,{won}')
 
     def rmw(self, op, reg, at, value, order):
         a = self.regs[' a']
@@ -334,8 +345,7 @@ class PowerPc(Machine):
             self.put(f'cmpw {reg},{reg}', f'bne {label}', f'{label}:', 'isync')
 
     def store(self, reg, at, order):
-        if releases(order):
-            self.put('lwsync')
+        self.barrier(releases(order))
         self.put(f'stw {reg},0({at})')
 
     def branch_unless(self, reg, value, label):
@@ -354,41 +364,22 @@ class PowerPc(Machine):
         else:
             self.put(f'addi {reg},{source},{value}')
 
-    def cas(self, ok, old, at, expected, new, success, failure):
-        a = self.regs[' a']
-        end, won = self.label(), self.label()
-        self.move(ok, 0)
-        self.put(f'lwarx {old},r0,{at}')
-        self.branch_unless(old, expected, end)
-        if releases(success):
-            self.put('lwsync')
-        self.move(a, new)
-        self.put(f'stwcx. {a},r0,{at}', f'beq {won}')
-        self.move(old, LOST)
-        self.jump(end)
-        self.put(f'{won}:')
-        self.move(ok, 1)
-        if acquires(success):
-            self.put('lwsync')
-        if acquires(failure):
-            done = self.label()
-            self.jump(done)
-            self.put(f'{end}:', 'lwsync', f'{done}:')
-        else:
-            self.put(f'{end}:')
-
-    def rmw(self, op, reg, at, value, order):
-        a = self.regs[' a']
-        won = self.label()
-        if releases(order):
-            self.put('lwsync')
+    def linked(self, reg, at, acquire):
         self.put(f'lwarx {reg},r0,{at}')
-        self.compute(op, a, reg, value)
-        self.put(f'stwcx. {a},r0,{at}', f'beq {won}')
-        self.move(reg, LOST)
-        self.put(f'{won}:')
-        if acquires(order):
+
+    def conditional(self, reg, at, release, won):
+        self.put(f'stwcx. {reg},r0,{at}', f'beq {won}')
+
+    def barrier(self, needed):
+        if needed:
             self.put('lwsync')
+
+    def failed(self, end, acquire):
+        if not acquire:
+            return super().failed(end, acquire)
+        done = self.label()
+        self.jump(done)
+        self.put(f'{end}:', 'lwsync', f'{done}:')
 
 
 # The slowest ones last.
