@@ -14,13 +14,14 @@ mod producing;
 mod state;
 mod world;
 
+use std::array;
 use std::fmt::{self, Write as _};
 use std::mem;
 use std::slice;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-use twinbuf_core::{Closed, HeapRing};
+use twinbuf_core::{Closed, HeapRing, Ring};
 
 use model::Model;
 use operation::Then;
@@ -46,7 +47,13 @@ pub(crate) fn check(start: Start, operations: &[Operation]) {
     if start.heap {
         check.run_owned(start.depth);
     } else {
-        check.run_borrowed(start.depth);
+        match start.depth {
+            1 => check.run_borrowed::<1>(),
+            2 => check.run_borrowed::<2>(),
+            3 => check.run_borrowed::<3>(),
+            4 => check.run_borrowed::<4>(),
+            _ => unreachable!("1 to 4 slots"),
+        }
     }
     assert!(world.tasks.iter().all(|task| Arc::strong_count(task) == 1), "the ring leaked a waker");
 }
@@ -65,11 +72,8 @@ struct Round<'r, 'w> {
     reserved: Vec<Reserved<'r, 'w>>,
     /// Leaked values that have a share of their ring. They are dropped at the end of the round, when nothing they could
     /// act on is left: a real leak would keep the memory.
-    leaked: Vec<Box<dyn Leaked + 'r>>,
+    leaked: Vec<Box<dyn FnOnce() + 'r>>,
 }
-
-trait Leaked {}
-impl<T> Leaked for T {}
 
 struct Check<'w, 'o> {
     world: &'w World,
@@ -83,14 +87,16 @@ struct Check<'w, 'o> {
 
 impl<'w> Check<'w, '_> {
     /// Rounds with a ring that its handles borrow.
-    fn run_borrowed(&mut self, depth: usize) {
-        let mut ring = self.world.ring(depth);
+    fn run_borrowed<const N: usize>(&mut self) {
+        let world = self.world;
+        let mut ring =
+            Ring::with_wait(array::from_fn::<_, N, _>(|slot| world.payload(slot)), Strategy(world));
         loop {
             self.model.restart(false);
             let (tx, rx) = ring.split();
             let next = self.round(tx, rx);
             let text = format!("Ring {{ slots: {:?}, .. }}", self.model.words);
-            assert_eq!(ring.text(), text);
+            assert_eq!(format!("{ring:?}"), text);
             let leaked = self.model.words.iter().any(|word| word.is_leaked());
             assert_eq!(leaked, self.model.leaked, "the words do not tell of a leak: {text}");
             if !matches!(next, Next::Restart) {
@@ -99,7 +105,7 @@ impl<'w> Check<'w, '_> {
         }
         drop(ring);
         // A leaked guard may stay in use forever, so its value must stay, and all other values with it.
-        self.model.drops += if self.model.leaked { 0 } else { depth as u64 };
+        self.model.drops += if self.model.leaked { 0 } else { N as u64 };
         assert_eq!(self.world.drops.load(Relaxed), self.model.drops);
     }
 
@@ -212,15 +218,15 @@ impl<'w> Check<'w, '_> {
     fn leak<'r, L: 'r>(&mut self, what: Option<L>, round: &mut Round<'r, 'w>) {
         self.model.leaked |= what.is_some();
         match what {
-            Some(what) if self.model.owned => round.leaked.push(Box::new(what)),
+            Some(what) if self.model.owned => round.leaked.push(Box::new(|| drop(what))),
             what => mem::forget(what),
         }
     }
 
     /// Frees the ring of a round in which something that had a share of it was leaked.
-    fn end_leaks(&mut self, leaked: Vec<Box<dyn Leaked + '_>>) {
+    fn end_leaks(&mut self, leaked: Vec<Box<dyn FnOnce() + '_>>) {
         for one in leaked {
-            drop(one);
+            one();
             self.model.drop_owner();
         }
         // The model does not predict the wakes that follow.

@@ -245,19 +245,11 @@ impl Model {
         self.drop_owner();
     }
 
-    /// The lap of the next visit to a slot by a handle that has passed `handoffs` slots.
-    fn next_lap(&self, handoffs: u64, slot: usize) -> Lap {
-        let (at, lap) = self.place(handoffs);
-        if slot < at { lap.next() } else { lap }
-    }
-
     pub(super) fn drop_producer(&mut self, end: End) {
         self.end.get_or_insert(end); // a ring that has ended stays abandoned
         self.producer.registered = None;
-        let laps: Vec<_> =
-            (0..self.depth()).map(|slot| self.next_lap(self.producer.handoffs, slot)).collect();
         let bits = if end == End::Finished { State::finish } else { State::abandon };
-        if self.mark(|slot| bits(laps[slot])) {
+        if self.mark(self.producer.handoffs, bits) {
             self.wake_consumer();
         }
         self.drop_owner();
@@ -266,9 +258,7 @@ impl Model {
     pub(super) fn drop_consumer(&mut self) {
         self.closed = true;
         self.consumer.registered = None;
-        let laps: Vec<_> =
-            (0..self.depth()).map(|slot| self.next_lap(self.consumer.handoffs, slot)).collect();
-        if self.mark(|slot| State::close(laps[slot])) {
+        if self.mark(self.consumer.handoffs, State::close) {
             self.wake_producer();
         }
         self.drop_owner();
@@ -282,12 +272,14 @@ impl Model {
         }
     }
 
-    /// Adds bits to every word. Returns whether anything waits.
-    fn mark(&mut self, bits: impl Fn(usize) -> State) -> bool {
+    /// Adds the bits of the end to every word: those for the lap of the next visit of a handle that has passed `handoffs`
+    /// slots. Returns whether anything waits.
+    fn mark(&mut self, handoffs: u64, bits: impl Fn(Lap) -> State) -> bool {
+        let (at, lap) = self.place(handoffs);
         let waiters = self.words.iter().filter(|word| word.has_waiter()).count() as u64;
         self.strategy_wakes += waiters;
         for (slot, word) in self.words.iter_mut().enumerate() {
-            *word = word.with(bits(slot));
+            *word = word.with(bits(if slot < at { lap.next() } else { lap }));
         }
         waiters > 0
     }

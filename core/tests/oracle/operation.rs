@@ -10,7 +10,10 @@ pub(crate) enum Operation {
     Acquire(Call, Then),
     /// End the write that `Then::Hold` began.
     EndWrite(Then),
-    Fill(Filling),
+    /// `fill`. Its closure may panic.
+    Fill {
+        panics: bool,
+    },
     /// Ask for the next filled slot. If there is one, read and write it and continue as `Use` says.
     Receive(Call, Use),
     /// Release the `k`th kept slot.
@@ -76,13 +79,6 @@ pub(crate) enum Use {
     Leak,
 }
 
-/// Which `fill` is called, and how its closure ends.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Filling {
-    Fill,
-    FillPanics,
-}
-
 /// The ring at the start of a history.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Start {
@@ -121,7 +117,7 @@ impl Operation {
             all.extend(CALLS.map(|call| Self::Receive(call, then)));
         }
         all.extend(THENS.into_iter().filter(|&then| then != Then::Hold).map(Self::EndWrite));
-        all.extend([Filling::Fill, Filling::FillPanics].map(Self::Fill));
+        all.extend([false, true].map(|panics| Self::Fill { panics }));
         all.extend((0..4).flat_map(|k| [Self::Release(k), Self::Write(k)]));
         all.extend(
             (0..4).flat_map(|k| [Self::CommitReserved(k), Self::DropReserved(k), Self::WriteReserved(k)]),

@@ -10,7 +10,7 @@ use std::time::Duration;
 use twinbuf_core::{Closed, TryAcquireError};
 
 use super::model::End;
-use super::operation::{Call, Filling, Operation, Then};
+use super::operation::{Call, Operation, Then};
 use super::world::{Payload, Tx, Writing};
 use super::{Check, Round};
 
@@ -32,7 +32,7 @@ impl<'w> Check<'w, '_> {
                 }
                 return;
             }
-            Operation::Fill(filling) => return self.fill(handle, filling),
+            Operation::Fill { panics } => return self.fill(handle, panics),
             Operation::Unread => {
                 let expected = self.model.unread();
                 let found = handle.unread();
@@ -128,18 +128,17 @@ impl<'w> Check<'w, '_> {
         }
     }
 
-    fn fill(&mut self, tx: &mut Tx<'_, 'w>, filling: Filling) {
+    fn fill(&mut self, tx: &mut Tx<'_, 'w>, panics: bool) {
         let expected = match self.model.next_write() {
             Err(TryAcquireError::Closed) => Ok(Err(Closed)),
             Err(_) => return,
             Ok(slot) => {
                 self.model.values[slot] = self.fresh();
-                match filling {
-                    Filling::Fill => {
-                        self.model.commit();
-                        Ok(Ok(self.written))
-                    }
-                    Filling::FillPanics => Err("broken"),
+                if panics {
+                    Err("broken")
+                } else {
+                    self.model.commit();
+                    Ok(Ok(self.written))
                 }
             }
         };
@@ -147,7 +146,7 @@ impl<'w> Check<'w, '_> {
         let fill = || {
             tx.fill(|slot| {
                 slot.value = value;
-                if filling == Filling::FillPanics { break_off() } else { value }
+                if panics { break_off() } else { value }
             })
         };
         let result = catch_unwind(AssertUnwindSafe(fill));

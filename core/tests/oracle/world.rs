@@ -7,9 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::task::{Wake, Waker};
 use std::time::Duration;
 
-use twinbuf_core::{
-    Consumer, HeapRing, KeptSlot, Producer, ReservedSlot, Ring, Wait, WaitUntil, Word, WriteSlot,
-};
+use twinbuf_core::{Consumer, HeapRing, KeptSlot, Producer, ReservedSlot, Wait, WaitUntil, Word, WriteSlot};
 
 pub(super) type Tx<'r, 'w> = Producer<'r, Payload<'w>, Strategy<'w>>;
 pub(super) type Rx<'r, 'w> = Consumer<'r, Payload<'w>, Strategy<'w>>;
@@ -40,23 +38,8 @@ impl World {
         Payload { slot, value: 0, drops: &self.drops }
     }
 
-    /// A new ring, borrowed by its handles.
-    pub(super) fn ring<'w>(&'w self, depth: usize) -> Box<dyn AnyRing<'w> + 'w> {
-        match depth {
-            1 => Box::new(self.inline_ring::<1>()),
-            2 => Box::new(self.inline_ring::<2>()),
-            3 => Box::new(self.inline_ring::<3>()),
-            4 => Box::new(self.inline_ring::<4>()),
-            _ => unreachable!("1 to 4 slots"),
-        }
-    }
-
     pub(super) fn heap_ring(&self, depth: usize) -> HeapRing<Payload<'_>, Strategy<'_>> {
         HeapRing::with_wait((0..depth).map(|slot| self.payload(slot)).collect::<Vec<_>>(), Strategy(self))
-    }
-
-    fn inline_ring<const N: usize>(&self) -> Ring<Payload<'_>, N, Strategy<'_>> {
-        Ring::with_wait(array::from_fn(|slot| self.payload(slot)), Strategy(self))
     }
 }
 
@@ -116,22 +99,5 @@ pub(super) struct Payload<'w> {
 impl Drop for Payload<'_> {
     fn drop(&mut self) {
         self.drops.fetch_add(1, Relaxed);
-    }
-}
-
-/// A ring without its depth in the type.
-pub(super) trait AnyRing<'w> {
-    fn split(&mut self) -> (Tx<'_, 'w>, Rx<'_, 'w>);
-    /// Its `Debug`.
-    fn text(&self) -> String;
-}
-
-impl<'w, const N: usize> AnyRing<'w> for Ring<Payload<'w>, N, Strategy<'w>> {
-    fn split(&mut self) -> (Tx<'_, 'w>, Rx<'_, 'w>) {
-        self.split()
-    }
-
-    fn text(&self) -> String {
-        format!("{self:?}")
     }
 }
