@@ -5,4 +5,4 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 cargo test -p twinbuf-core -p twinbuf-mmap
 cargo test -p twinbuf --lib --tests
-cargo test --manifest-path cli/Cargo.toml
+cargo test --manifest-path cli/Cargo.toml --target-dir target
