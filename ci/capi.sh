@@ -6,16 +6,18 @@
 #   ci/capi.sh            checks
 #   ci/capi.sh --write    makes the header and the README's program anew
 #
-# Builds cbindgen where it is missing (2 minutes of CPU time). Zig comes from PyPI, and builds its translator of C at its first
-# use.
+# Builds cbindgen where it is missing (2 minutes of CPU time), and keeps it as ci/deny.sh keeps cargo-deny. Zig comes from PyPI,
+# and builds its translator of C at its first use.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 target=$(realpath -m "${CARGO_TARGET_DIR:-target}")
-export CARGO_TARGET_DIR=$target PATH=$target/tools/bin:$PATH PIP_DISABLE_PIP_VERSION_CHECK=1
+tools=${TWINBUF_TOOLS:-${XDG_CACHE_HOME:-$HOME/.cache}/twinbuf-tools}
+export CARGO_TARGET_DIR=$target PATH=$tools/bin:$PATH PIP_DISABLE_PIP_VERSION_CHECK=1
 out=$target/capi
 mkdir -p "$out"
 
-cbindgen --version 2>/dev/null || CARGO_PROFILE_DEV_DEBUG=0 cargo install --debug --quiet --locked cbindgen@0.29.4 --root "$target/tools"
+[[ $(cbindgen --version 2>/dev/null) == *' 0.29.4' ]] ||
+  CARGO_PROFILE_DEV_DEBUG=0 cargo install --debug --quiet --locked cbindgen@0.29.4 --root "$tools"
 header=$out/twinbuf.h
 (cd capi && cbindgen --quiet --config cbindgen.toml --crate twinbuf-capi --output "$header")
 [ "${1:-}" != --write ] || cp "$header" capi/include/twinbuf.h

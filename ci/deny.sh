@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
 # Licences, sources and duplicates among the dependencies of what is published (deny.toml), and of the command line's
-# tool. Builds cargo-deny where it is missing (2 minutes of CPU time).
+# tool. Builds cargo-deny where it is missing (2 minutes of CPU time), and keeps it in $TWINBUF_TOOLS (default:
+# ~/.cache/twinbuf-tools) for other clones.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-tools=$(realpath -m "${CARGO_TARGET_DIR:-target}/tools")
+tools=${TWINBUF_TOOLS:-${XDG_CACHE_HOME:-$HOME/.cache}/twinbuf-tools}
 export PATH=$tools/bin:$PATH
 cargo deny --version || CARGO_PROFILE_DEV_DEBUG=0 cargo install --debug --quiet --locked cargo-deny --root "$tools"
 for manifest in Cargo.toml cli/Cargo.toml; do
