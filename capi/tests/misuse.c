@@ -306,6 +306,13 @@ static void wrong_options(void) {
     OK(twinbuf_next(loader, &batch, UINT64_MAX));
     REQUIRE(batch.epoch == 4 && batch.step == 0);
     OK(twinbuf_release(&batch));
+    // No epochs leave the position where it is, as in Rust and Python.
+    OK(twinbuf_checkpoint(loader, &text));
+    OK(twinbuf_epochs(loader, 5, 5));
+    REQUIRE(twinbuf_next(loader, &batch, UINT64_MAX) == TWINBUF_END);
+    char same[4096];
+    OK(twinbuf_checkpoint(loader, &(twinbuf_text){.size = sizeof text, .bytes = same, .capacity = sizeof same}));
+    REQUIRE(strstr(bytes, "\"epoch\":4,\"step\":1") && strcmp(bytes, same) == 0);
     OK(twinbuf_free(loader));
 }
 
