@@ -101,7 +101,8 @@ version = re.search(r'^version = "(.*)"', Path("Cargo.toml").read_text(), re.M)[
 manifest = Path("capi/Cargo.toml").read_text().replace('path = ".."', f'path = "{root}"')
 manifest = re.sub(r"\[lints\]\nworkspace = true\n", "[workspace]\n", re.sub(r"(rust-version|license|repository).workspace.*\n", "", manifest))
 manifest = manifest.replace("version.workspace = true", f'version = "{version}"').replace("edition.workspace = true", 'edition = "2024"')
-(newer / "Cargo.toml").write_text(manifest)
+# Another name: both are built in one folder.
+(newer / "Cargo.toml").write_text(manifest.replace("[lib]\n", '[lib]\nname = "twinbuf_newer"\n'))
 source = (newer / "src/lib.rs").read_text()
 for last in ["sequence: usize", "held_timeout_ms: u64", "step: u64", "len: usize", "shape: [u64; 8]"]:
     source, count = re.subn(rf"^(    pub {re.escape(last)},\n)\}}", r"\1    pub later: [u64; 2],\n}", source, flags=re.M)
@@ -110,8 +111,8 @@ source = source.replace("twinbuf_batch { size: 0,", "twinbuf_batch { later: [7; 
 source = source.replace("twinbuf_description { size,", "twinbuf_description { later: [7; 2], size,")
 (newer / "src/lib.rs").write_text(source)
 PYTHON
-cargo build --quiet --offline --lib --manifest-path "$newer/Cargo.toml" --target-dir "$out/newer-target"
-mkdir -p "$newer/lib" && cp "$out/newer-target/debug/libtwinbuf_capi.so" "$newer/lib/libtwinbuf.so.0"
+cargo build --quiet --offline --lib --manifest-path "$newer/Cargo.toml"
+mkdir -p "$newer/lib" && cp "$target/debug/libtwinbuf_newer.so" "$newer/lib/libtwinbuf.so.0"
 # shellcheck disable=SC2046
 cc -std=c11 "${sanitizers[@]}" capi/examples/read.c $(pkg-config --cflags --libs twinbuf) -o "$out/read-old"
 LD_LIBRARY_PATH=$newer/lib "$out/read-old" "$out/data.bin" 0 | diff - <(head -1 capi/examples/expected.txt)

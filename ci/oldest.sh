@@ -3,7 +3,6 @@
 # nightly cargo: no other can choose them. The lock file is put back.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-export CARGO_TARGET_DIR=${CARGO_TARGET_DIR:-$PWD/target}/oldest
 kept=$(mktemp)
 cp Cargo.lock "$kept"
 trap 'mv "$kept" Cargo.lock' EXIT

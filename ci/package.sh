@@ -42,7 +42,7 @@ rm -rf $target
 sed -n '/^```rust,no_run$/,/^```$/p' README.md | grep -v '^```' >"$elsewhere/main.rs"
 # What cargo has downloaded for the packages is enough; nothing else of this machine's is found.
 export CARGO_HOME=${CARGO_HOME:-$HOME/.cargo} RUSTUP_HOME=${RUSTUP_HOME:-$HOME/.rustup} HOME=$elsewhere CARGO_NET_OFFLINE=true
-unset CARGO_TARGET_DIR
+export CARGO_TARGET_DIR=$elsewhere/target
 cd "$elsewhere"
 patch=()
 for crate in twinbuf-core-* twinbuf-mmap-* twinbuf-cuda-[0-9]* twinbuf-[0-9]*; do
@@ -60,7 +60,7 @@ cargo install --quiet --root tools --path twinbuf-cuda-sim-*/
 tools/bin/twinbuf inspect train.npy
 # A program alone, and no variable that could lead it elsewhere.
 mv tools/bin/cuda-sim .
-rm -rf tools hello/target
+rm -rf tools target
 said=$(env -i PATH=/usr/local/bin:/usr/bin:/bin ./cuda-sim run --seeds 3 -- python3 twinbuf-cuda-sim-*/examples/race.py 2>&1) && status=0 || status=$?
 if [ "$status" != 1 ] || [[ $said != *"3 of 3 seeds"*"host write (write, the host) is not ordered after h2d (read"* ]]; then
   printf 'cuda-sim, installed: wanted exit code 1 and a host write, found %s:\n%s\n' "$status" "$said" >&2

@@ -11,6 +11,6 @@ fi
 echo "twinbuf by default: no CUDA code"
 
 for features in candle burn candle,burn; do
-  cargo check --quiet --manifest-path bench/cudarc/Cargo.toml --features "$features"
+  cargo check --quiet --manifest-path bench/cudarc/Cargo.toml --target-dir "${CARGO_TARGET_DIR:-target}" --features "$features"
   echo "twinbuf with cuda, beside the cudarc of $features: compiles"
 done

@@ -22,26 +22,32 @@ pack=$target/gpu
 rm -rf "$pack"
 mkdir -p "$pack/tests"
 
-# No figure of a rehearsal means anything, so it builds what the tests have mostly built already.
+# No figure of a rehearsal means anything, so it takes what `cargo test --workspace` has built. Each package alone wants
+# other features, and is built again.
 profile=(--release) folder=release
-[ "$mode" != rehearse ] || profile=() folder=debug
-cargo build --quiet "${profile[@]}" --package twinbuf-cuda --example gpu_report
-cargo build --quiet "${profile[@]}" --package twinbuf --features cuda --example train_cuda
+report=(--package twinbuf-cuda) train=(--package twinbuf --features cuda)
+tests=("--package twinbuf-cuda --lib --tests" "--package twinbuf --test all")
+[ "$mode" != rehearse ] || profile=() folder=debug report=(--workspace) train=(--workspace) tests=(--workspace)
+cargo build --quiet "${profile[@]}" "${report[@]}" --example gpu_report
+cargo build --quiet "${profile[@]}" "${train[@]}" --example train_cuda
 strip -o "$pack/gpu_report" "$target/$folder/examples/gpu_report"
 strip -o "$pack/train_cuda" "$target/$folder/examples/train_cuda"
 
-# Of each test program cargo says where it has put it. Two commands: the packages want different features.
-for tests in "twinbuf-cuda --lib --tests" "twinbuf --test all"; do
+# Of each test program cargo says where it has put it. Of the root's tests, those of its uploads need a device.
+for programs in "${tests[@]}"; do
   # shellcheck disable=SC2086 # words on purpose
-  cargo test --quiet --no-run --message-format=json --package $tests | python3 -c '
+  cargo test --quiet --no-run --message-format=json $programs | python3 -c '
 import json, sys
+from pathlib import Path
 for line in sys.stdin:
     message = json.loads(line)
     if message.get("executable") and message["profile"]["test"]:
-        print(message["target"]["name"], message["executable"])
+        folder, name = Path(message["manifest_path"]).parent, message["target"]["name"]
+        if folder == Path.cwd() / "cuda":
+            print(name, message["executable"])
+        elif (folder, name) == (Path.cwd(), "all"):
+            print("upload", message["executable"])
 ' | while read -r name program; do
-    # Of this package's tests, those of its uploads need a device.
-    [ "$tests" != "twinbuf --test all" ] || name=upload
     strip -o "$pack/tests/$name" "$program"
   done
 done

@@ -36,6 +36,7 @@ stub=$home/usr/lib/x86_64-linux-gnu/stubs
 [ "${1-}" != stub ] || [ -e "$stub/libcuda.so" ] || unpack nvidia-cuda-dev '*/stubs/libcuda.so'
 
 target=${CARGO_TARGET_DIR:-target}/abort
+cargo run --quiet --package twinbuf-cuda-sim -- library "$target/software"
 export CARGO_PROFILE_DEV_PANIC=abort CARGO_TARGET_DIR=$target
 cargo build --quiet --package twinbuf-cuda --examples
 cargo build --quiet --package twinbuf --features cuda --example train_cuda
@@ -59,7 +60,6 @@ says "$real" "the CUDA driver found no device"
 # The software driver has every function that the tests and programs call. NVIDIA's library, here that of CUDA 12.2,
 # has them too, but for newer ones: of 12.5, and of 12.8, which cudarc's `elapsed_ms` calls. Only the software driver's own
 # tests use them.
-cargo run --quiet --package twinbuf-cuda-sim -- library "$target/software"
 functions() { nm -D --defined-only "$1" | awk '$3 ~ /^cu[A-Z]/ { print $3 }' | sort; }
 missing=$(comm -23 <(functions "$target/software/libcuda.so.1") <(functions "$real/libcuda.so.1"))
 newer=$(printf '%s\n' cuCtxCreate_v4 cuEventElapsedTime_v2)
