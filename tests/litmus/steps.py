@@ -4,80 +4,26 @@ A compare-exchange has one attempt. If its store fails (LL/SC), the old value re
 the path taken reads 99.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import make_dataclass, replace
 
 LANGUAGES = ('C', 'A64', 'LSE', 'RISCV', 'PPC')
 UNSET, LOST = 99, 98
 
-
-@dataclass
-class Load:  # atomic
-    reg: str
-    loc: str
-    order: str
-
-
-@dataclass
-class Store:  # atomic; the value is a number or a register
-    loc: str
-    value: object
-    order: str
-
-
-@dataclass
-class Read:  # of plain data
-    reg: str
-    loc: str
-
-
-@dataclass
-class Write:  # of plain data
-    loc: str
-    value: int
-
-
-@dataclass
-class Set:
-    reg: str
-    value: int
-
-
-@dataclass
-class Cas:
-    """Compare-exchange. `ok` is 1 or 0, `old` the value found. Without `old`, the value is ignored."""
-
-    ok: str
-    old: str
-    loc: str
-    expected: int
-    new: int
-    success: str
-    failure: str
-
-
-@dataclass
-class Rmw:  # op: 'or', 'add', 'swap'
-    op: str
-    reg: str
-    loc: str
-    value: int
-    order: str
-
-
-@dataclass
-class Compute:
-    op: str
-    reg: str
-    source: str
-    value: int
-
-
-@dataclass
-class If:
-    reg: str
-    value: int
-    then: list
-    otherwise: list
+# Atomic. The value that is stored is a number or a register.
+Load = make_dataclass('Load', ['reg', 'loc', 'order'])
+Store = make_dataclass('Store', ['loc', 'value', 'order'])
+# Of plain data.
+Read = make_dataclass('Read', ['reg', 'loc'])
+Write = make_dataclass('Write', ['loc', 'value'])
+# Of registers.
+Set = make_dataclass('Set', ['reg', 'value'])
+Compute = make_dataclass('Compute', ['op', 'reg', 'source', 'value'])
+# A compare-exchange: `ok` is 1 or 0, `old` the value found. Without `old`, the value is ignored.
+Cas = make_dataclass('Cas', ['ok', 'old', 'loc', 'expected', 'new', 'success', 'failure'])
+# The operation is 'or', 'add' or 'swap'.
+Rmw = make_dataclass('Rmw', ['op', 'reg', 'loc', 'value', 'order'])
+# Lists of steps.
+If = make_dataclass('If', ['reg', 'value', 'then', 'otherwise'])
 
 
 def resolve(steps, knobs):

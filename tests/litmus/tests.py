@@ -518,12 +518,19 @@ def empty(place, reg):
     return [Read(reg, place), Write(place, 0)]
 
 
+# A wake that finds the registration in place 0, and a registration there that is followed by a look.
+WAKE = [cell('take', REGISTERED, TAKING, 't'), when('okt', 1, empty('k0', 'y'), cell('emptied', TAKING, 0, 'e'))]
+REGISTER_AND_LOOK = [
+    Load('t', 'c', 'register_load'),
+    when('t', 0, Write('k0', 2), publish(0, REGISTERED), when('okp', 1, look('s'))),
+]
+
 test(
     'cell-taken',
     'A wake finds a registration: it finds the waker.',
     {'c': 0, 'k0': 0},
     [Write('k0', 1), publish(0, REGISTERED)],
-    [cell('take', REGISTERED, TAKING, 't'), when('okt', 1, empty('k0', 'y'), cell('emptied', TAKING, 0, 'e'))],
+    WAKE,
     bad='0:okp=1 /\\ 1:okt=1 /\\ (1:y=0 \\/ k0=1)',
     weak=[{'publish': 'acq'}, {'take': 'rel'}],
     keeps=[(EMPTIED_ := {'emptied': 'rlx'}, 'no registration follows')],
@@ -534,7 +541,7 @@ test(
     'A registration after a wake: the new waker is neither taken early nor wiped out.',
     {'c': REGISTERED, 'k0': 1},
     [Load('s', 'c', 'register_load'), when('s', 0, Write('k0', 2), publish(0, REGISTERED))],
-    [cell('take', REGISTERED, TAKING, 't'), when('okt', 1, empty('k0', 'y'), cell('emptied', TAKING, 0, 'e'))],
+    WAKE,
     bad='0:s=0 /\\ (1:y=2 \\/ k0=0)',
     weak=[EMPTIED_, {'register_load': 'rlx'}],
 )
@@ -544,7 +551,7 @@ test(
     'As `cell-reused`; the registrant fails to take its registration back, and finds that a wake has taken it.',
     {'c': REGISTERED, 'k0': 1},
     [cell('take_back', REGISTERED, 0, 'b'), when('okb', 0, when('oldb', 0, Write('k0', 2), publish(0, REGISTERED)))],
-    [cell('take', REGISTERED, TAKING, 't'), when('okt', 1, empty('k0', 'y'), cell('emptied', TAKING, 0, 'e'))],
+    WAKE,
     bad='0:okb=0 /\\ 0:oldb=0 /\\ (1:y=2 \\/ k0=0)',
     weak=[EMPTIED_, {'take_back_failure': 'rlx'}],
 )
@@ -677,18 +684,10 @@ test(
     'cell-emptied-first',
     'As `cell-take-first`; the registration comes after the end of that wake.',
     {'w': WAITER, 'c': REGISTERED, 'k0': 1},
-    [
-        Load('t', 'c', 'register_load'),
-        when('t', 0, Write('k0', 2), publish(0, REGISTERED), when('okp', 1, look('s'))),
-    ],
+    REGISTER_AND_LOOK,
     [
         commit(WAITER),
-        when(
-            'ok',
-            1,
-            cell('take', REGISTERED, TAKING, 't'),
-            when('okt', 1, empty('k0', 'y'), cell('emptied', TAKING, 0, 'e')),
-        ),
+        when('ok', 1, WAKE),
     ],
     bad='0:okp=1 /\\ 0:s=4 /\\ 1:oke=1',
     weak=[EMPTIED_ | {'take': 'acq'}, {'publish': 'rel', 'register_load': 'rlx'}],
@@ -701,12 +700,7 @@ test(
     {'w': WAITER, 'c': TAKING, 'k0': 1, 'wk': 0},
     [
         Load('f', 'wk', 'told'),
-        when(
-            'f',
-            1,
-            Load('t', 'c', 'register_load'),
-            when('t', 0, Write('k0', 2), publish(0, REGISTERED), when('okp', 1, look('s'))),
-        ),
+        when('f', 1, REGISTER_AND_LOOK),
     ],
     [empty('k0', 'y'), cell('emptied', TAKING, 0, 'e'), when('oke', 1, Store('wk', 1, 'tell'))],
     [commit(WAITER), when('ok', 1, cell('nothing', TAKING, TAKING, 'n'))],
