@@ -2,6 +2,13 @@
 
 group='' peak='' how=''
 
+# make_data FOLDER: makes a folder there and sets `data`. It goes with the script, and so does the group.
+make_data() {
+  data=$(mktemp -d -p "$1" data.XXXXXX)
+  trap 'rm -rf "$data"; drop_group' EXIT
+  trap 'exit 1' INT TERM
+}
+
 # make_group MEBIBYTES: makes a group without swapping and sets `group`, `peak` (the file that has its peak) and `how`.
 # Fails if this user cannot.
 make_group() {

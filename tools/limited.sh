@@ -14,13 +14,7 @@ modes=${*:-auto pread}
 target=${CARGO_TARGET_DIR:-$PWD/target}
 program=$target/release/examples/read_all
 [[ -x $program ]] || cargo build -q --release -p twinbuf-mmap --example read_all
-data=$(mktemp -d -p "$target" limited.XXXXXX)
-cleanup() {
-  rm -rf "$data"
-  drop_group
-}
-trap cleanup EXIT
-trap 'exit 1' INT TERM
+make_data "$target"
 
 for percent in ${SIZES:-30 60 85 150 300}; do
   head -c "$((mib * percent / 100))M" /dev/urandom >"$data/file"

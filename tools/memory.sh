@@ -17,13 +17,7 @@ gib=${1:-20} mib=${2:-256}
 target=${CARGO_TARGET_DIR:-$PWD/target}
 cargo build -q --release -p twinbuf-mmap --example read_all
 program=$target/release/examples/read_all
-data=$(mktemp -d -p "$target" memory.XXXXXX)
-cleanup() {
-  rm -rf "$data"
-  drop_group
-}
-trap cleanup EXIT
-trap 'exit 1' INT TERM
+make_data "$target"
 
 # Limits the memory, and sets `how`.
 limit() {
