@@ -121,10 +121,12 @@ impl Front for Batches {
 
     /// The batch of an interrupt is read again when the loop asks for it, and not before: `close` would raise what a
     /// second read raises.
-    fn failed(&self, state: &mut State, error: &Error) {
-        let at = state.at().filter(|_| errors::is_interrupt(error));
+    fn failed(&self, state: &mut State, error: &Error) -> bool {
+        let was_raised = errors::was_raised(error);
+        let at = state.at().filter(|_| was_raised || errors::is_interrupt(error));
         state.rest();
         state.own.again = at;
+        !was_raised
     }
 
     fn over(&self, state: &mut State, whole: bool) {

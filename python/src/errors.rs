@@ -176,6 +176,18 @@ pub(crate) fn of_transform(py: Python<'_>, error: BoxError) -> PyErr {
     }
 }
 
+/// What code of the program raised, for the loop. If the thread of the code raises it `here`, as it does with Ctrl-C, nobody
+/// else may: the loop's next request then makes the item again.
+pub(crate) fn of_call(raised: Bound<'_, PyAny>, here: bool) -> BoxError {
+    if here { io::Error::from(io::ErrorKind::Interrupted).into() } else { PyErr::from_value(raised).into() }
+}
+
+/// Whether a thread has raised this error already.
+pub(crate) fn was_raised(error: &Error) -> bool {
+    let (Error::Load { source, .. } | Error::Transform { source, .. }) = error else { return false };
+    source.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == io::ErrorKind::Interrupted)
+}
+
 /// Whether the Python code of a read raised something other than an `Exception`, as Ctrl-C and `sys.exit` do, or was
 /// interrupted by a handler that used the loader.
 pub(crate) fn is_interrupt(error: &Error) -> bool {

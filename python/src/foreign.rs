@@ -21,6 +21,7 @@ use twinbuf::transform::RecordType;
 use twinbuf::{BatchIndices, BoxError, Dataset};
 
 use crate::dtype;
+use crate::errors;
 use crate::lease::{Memory, View};
 use crate::locked::{check_end, detached, lock};
 use crate::object::Object;
@@ -38,7 +39,7 @@ pub(crate) enum Call {
 unsafe impl Send for Call {}
 
 /// What a call returned: nothing, or the bytes of records.
-pub(crate) type Answer = PyResult<Vec<u8>>;
+pub(crate) type Answer = Result<Vec<u8>, BoxError>;
 
 #[derive(Default)]
 struct Desk {
@@ -56,7 +57,7 @@ thread_local! {
 /// Returns the answer to `call`, or leaves the call on the desk and puts the fill off.
 pub(crate) fn answer_to(call: impl FnOnce() -> Call) -> Result<Vec<u8>, BoxError> {
     DESK.with_borrow_mut(|desk| match desk.answers.pop_front() {
-        Some(answer) => Ok(answer?),
+        Some(answer) => answer,
         None => {
             desk.wanted = Some(call());
             Err(io::Error::from(io::ErrorKind::WouldBlock).into())
@@ -246,23 +247,23 @@ impl Filler {
         released && !shared && lent.get().exports.load(Ordering::Relaxed) == 0
     }
 
-    /// Answer the call: with what it returned, or with what it raised.
-    fn answer(&self, py: Python<'_>, made: &[u8], raised: Option<Bound<'_, PyAny>>) {
+    /// Answer the call: with what it returned, or with what it raised. ``here``: this thread raises that itself.
+    fn answer(&self, py: Python<'_>, made: &[u8], raised: Option<Bound<'_, PyAny>>, here: bool) {
         self.calls_no_more();
-        let mut answer = raised.map_or(Ok(made.to_vec()), |raised| Err(PyErr::from_value(raised)));
+        let mut answer = raised.map_or(Ok(made.to_vec()), |raised| Err(errors::of_call(raised, here)));
         let returned = self.is_returned(py);
         let lending = lock(&self.filling).lending.take();
         drop(lending);
         if !returned {
             let leaked = lock(&self.filling).driven.as_mut().and_then(Driven::leak_slot);
             answer = answer.and_then(|_| {
-                Err(match leaked {
+                Err(BoxError::from(match leaked {
                     Some(()) => PyBufferError::new_err(
                         "read_into kept `out`, or an array or tensor on it: fill it and let it go, because the slot is used \
                          again",
                     ),
                     None => PyMemoryError::new_err("no memory for the slot that read_into kept"),
-                })
+                }))
             });
         }
         lock(&self.filling).answer = Some(answer);

@@ -171,10 +171,10 @@ impl Worker {
         self.fill(|fill| fill.end());
     }
 
-    /// The iterable raised this.
-    fn fail(&self, raised: &Bound<'_, PyAny>) {
+    /// The iterable raised this. ``here``: this thread raises it itself.
+    fn fail(&self, raised: Bound<'_, PyAny>, here: bool) {
         self.fill(|mut fill| {
-            let error = fill.parts().2.failed(PyErr::from_value(raised.clone()));
+            let error = fill.parts().2.failed(errors::of_call(raised, here));
             fill.fail(error);
         });
     }
@@ -340,11 +340,12 @@ impl Front for Ahead {
         }
     }
 
-    fn failed(&self, state: &mut State, _: &Error) {
+    fn failed(&self, state: &mut State, error: &Error) -> bool {
         match self.rounds {
             true => self.over(state, false),
             false => state.own.waits = true,
         }
+        !errors::was_raised(error)
     }
 
     /// Ends the iteration. When the iterable returns, the thread drops the item and ends.

@@ -72,9 +72,10 @@ pub(crate) trait Front: Sized + Send + Sync + 'static {
     /// The item is the loop's.
     fn handed_out(&self, _py: Python<'_>, _item: &mut Self::Item) {}
 
-    /// The loop gets this error.
-    fn failed(&self, state: &mut State<Self>, _error: &Error) {
+    /// A fill has failed. Returns whether the loop gets the error.
+    fn failed(&self, state: &mut State<Self>, _error: &Error) -> bool {
         state.rest();
+        true
     }
 
     /// The iteration is over: it came to its end, or the loop has left it.
@@ -211,10 +212,10 @@ impl<F: Front> State<F> {
                 Ok(item) => item.map_or(Asked::End, Asked::Item),
                 Err(error) => Asked::Failed(error),
             },
-            Poll::Ready(Some(Err(error))) => {
-                front.failed(self, &error);
-                Asked::Failed(error)
-            }
+            Poll::Ready(Some(Err(error))) => match front.failed(self, &error) {
+                true => Asked::Failed(error),
+                false => Asked::NotYet,
+            },
             Poll::Ready(None) => {
                 front.over(self, true);
                 Asked::End

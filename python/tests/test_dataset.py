@@ -21,6 +21,7 @@ from sets import Numbers
 
 import twinbuf as tb
 import twinbuf._drive
+import twinbuf._loop
 
 
 class Squares(Numbers):
@@ -472,3 +473,35 @@ def test_a_handler_that_asks_for_a_batch_and_fails_costs_no_batch() -> None:
                     got.append(batch.step)
         got += [batch.step for batch in items]
     assert got == list(range(20))
+
+
+@pytest.mark.parametrize("device", [None, Now()])
+def test_an_interrupt_stays_in_its_thread(device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another one that shares the iterator asks for the batch before the interrupted one would ask again."""
+    kept: list[np.ndarray] = []
+    got: list[int] = []
+
+    class Interrupted(Squares):
+        def read_into(self, indices: np.ndarray, out: memoryview) -> None:
+            super().read_into(indices, out)
+            if indices[0] == 8 and not kept:
+                kept.append(np.asarray(out))  # nothing else may be read there any more
+                other.start()
+                raise KeyboardInterrupt
+
+    def monotonic() -> float:
+        # With a device, the loop that sends the batch asks first, in its turn.
+        if kept and threading.current_thread() is not other and not skipped.pop():
+            other.join(60)
+        return time.monotonic()
+
+    monkeypatch.setattr(twinbuf._loop, "monotonic", monotonic)
+    data, skipped = Interrupted(), [False, device is not None]
+    items = tb.Loader(data, tb.Plan(data, 8), overlap=False, device=device).epoch(0)
+    other = threading.Thread(target=lambda: got.extend(batch.step for batch in items))
+    next(items)
+    with pytest.raises(KeyboardInterrupt):
+        next(items)
+    other.join()
+    assert got == [1, 2, 3, 4, 5]
+    assert kept[0][:, 0].tolist() == [number**2 for number in range(8, 16)]

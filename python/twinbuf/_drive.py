@@ -130,12 +130,16 @@ def called(code: str, function: Callable[..., T], *arguments: Any) -> T:
 
 def fill_one(worker: _Filler) -> bool:
     """Fill a slot. Returns whether there was one to fill."""
+    raised = None
     try:
         while found := worker.try_next():
-            _answer(worker)
+            raised = _answer(worker, only=True)
+        if raised is not None:
+            raise raised
         return found is not None
     finally:
         worker.calls_no_more()  # where Ctrl-C came before the answer
+        del raised
 
 
 def make_one(worker: _Worker | None) -> bool:
@@ -239,7 +243,7 @@ def _drive(of: weakref.ref[_Items[Any]], context: contextvars.Context, modes: li
         context.run(loop)
     except BaseException as error:  # a mode failed: the loop gets that in place of an item
         if worker.next():
-            worker.fail(error)
+            worker.fail(error, False)
     finally:
         worker.leave()
 
@@ -260,7 +264,9 @@ def _make(worker: _Worker, only: bool = False) -> Any:
             more = worker.answer(item, state, only)
             del item, state
     except BaseException as error:
-        worker.fail(_cut(error))
+        worker.fail(_cut(error), here := only and _interrupts(error))
+        if here:
+            raise
 
 
 def _close(worker: _Worker) -> None:
@@ -280,11 +286,19 @@ def _fill(worker: _Filler) -> None:
         try:
             _answer(worker)
         except BaseException as error:  # a loop waits for the answer
-            worker.answer(b"", error)
+            worker.answer(b"", error, False)
 
 
-def _answer(worker: _Filler) -> None:
-    """Make the call that the worker waits for. What it refers to is free again before the thread waits."""
+def _interrupts(error: BaseException) -> bool:
+    """Return whether to raise this in the loop's thread that has it: the answer may reach another thread."""
+    return not isinstance(error, Exception)
+
+
+def _answer(worker: _Filler, only: bool = False) -> BaseException | None:
+    """Make the call that the worker waits for. What it refers to is free again before the thread waits.
+
+    Returns what the thread is to raise, if it is one of the loop's, which makes ``only`` this.
+    """
     made, raised = b"", None
     try:
         made = made_by(*worker.wanted())
@@ -294,7 +308,9 @@ def _answer(worker: _Filler) -> None:
         _clear(raised)
     if not worker.is_returned():
         gc.collect()  # perhaps a cycle that nothing uses
-    worker.answer(made, raised)
+    here = only and raised is not None and _interrupts(raised)
+    worker.answer(made, raised, here)
+    return raised if here else None
 
 
 def made_by(code: Any, numbers: bytearray, *more: Any) -> bytes:
