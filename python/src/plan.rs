@@ -113,6 +113,11 @@ impl Plan {
         self.inner.steps(epoch)
     }
 
+    /// The number of steps of all epochs before this one.
+    fn _steps_before(&self, epoch: u64) -> u64 {
+        self.inner.steps_between(0..epoch, 0)
+    }
+
     /// Records in a full batch of one rank; in the largest of a schedule.
     #[getter]
     fn batch(&self) -> u64 {

@@ -163,6 +163,18 @@ def test_a_trainer_that_seeks_finds_the_sizes_of_its_epoch(npy: Case) -> None:
             assert batches.__getitems__(at).indices.tolist() == plan.indices(*at).tolist()
 
 
+def test_a_trainer_seeks_as_far_as_epochs_go(npy: Case) -> None:
+    for plan in (plan_of(npy, SCHEDULES[0]), plan_of(npy, 40)):
+        loader = tb.Loader(npy.data, plan)
+        batches = loader.dataset  # type: ignore[attr-defined]
+        for epoch in (2**40, 2**63, 2**64 - 2):
+            batch = batches.__getitems__((epoch, 1))
+            assert (batch.epoch, batch.step) == (epoch, 1)
+            assert batch.indices.tolist() == plan.indices(epoch, 1).tolist()
+        with pytest.raises(tb.OptionError, match="epoch"):
+            batches.__getitems__((2**64 - 1, 0))
+
+
 def test_a_schedule_is_a_value_and_what_is_none_is_refused(npy: Case) -> None:
     plan = plan_of(npy, [(np.int64(3), np.int32(20)), (9, 40)])
     for other in (pickle.loads(pickle.dumps(plan)), copy.deepcopy(plan), plan_of(npy, ((3, 20), (1, 40)))):

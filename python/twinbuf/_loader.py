@@ -458,7 +458,7 @@ class _AsDataset:
             state = self._loader.state_dict()
             if state["epoch"] != epoch:
                 # For another epoch, the plan alone tells the steps before it.
-                steps = sum(self._loader.plan.steps(before) for before in range(epoch))
+                steps = self._loader.plan._steps_before(_epoch(epoch))
                 state |= {"trained": steps, "before": []}
             self._loader.load_state_dict(state | {"epoch": epoch, "step": step})
             self._batches = iter(self._loader.epoch(epoch))
