@@ -15,19 +15,22 @@ use crate::locked::{LEAVE, Locked, check_end, detached};
 
 #[pyclass(frozen, module = "twinbuf._twinbuf", name = "_Writer")]
 pub(crate) struct Writer {
-    /// `None` after the end. What `finish` returned, which Ctrl-C may have kept from the caller.
-    writer: Locked<(Option<write::Writer>, Option<String>)>,
+    /// `None` after the end. What `finish` came to, which Ctrl-C may have kept from the caller.
+    writer: Locked<(Option<write::Writer>, Option<Finished>)>,
     /// A call that has the lock then discards the writer at its end. Relaxed: the lock orders the rest. A call that ends
     /// before it sees this leaves the lock to `discard`.
     discarded: AtomicBool,
 }
 
+type Finished = Result<String, write::Failure>;
+
 impl Writer {
-    /// Uses the writer without the GIL. A writer that ended, or that is in another process, is an error.
+    /// Uses the writer without the GIL. A writer that ended, or that is in another process, is an error: after a `finish`
+    /// that failed, the same one again.
     fn with<T: Send>(
         &self,
         py: Python<'_>,
-        use_it: impl FnOnce(&mut Option<write::Writer>, &mut Option<String>) -> Result<Option<T>, Error> + Send,
+        use_it: impl FnOnce(&mut Option<write::Writer>, &mut Option<Finished>) -> Result<Option<T>, Error> + Send,
     ) -> PyResult<T> {
         self.writer.check(py, "make the Writer after the fork")?;
         check_end(py)?;
@@ -35,7 +38,10 @@ impl Writer {
         let used = self.writer.detached(py, |(writer, written)| {
             let used = use_it(writer, written);
             writer.take_if(|_| self.discarded.load(Ordering::Relaxed));
-            used
+            match (used, written) {
+                (Ok(None), Some(Err(failure))) => Err(Error::Write(failure.clone())),
+                (used, _) => used,
+            }
         });
         used.map_err(|error| errors::loading(py, error))?.ok_or_else(ended)
     }
@@ -84,9 +90,12 @@ impl Writer {
     fn finish(&self, py: Python<'_>) -> PyResult<String> {
         self.with(py, |writer, written| {
             if let Some(writer) = writer.take() {
-                *written = Some(writer.finish()?.to_string());
+                *written = Some(match writer.finish() {
+                    Err(Error::Write(failure)) => Err(failure),
+                    finished => Ok(finished?.to_string()),
+                });
             }
-            Ok(written.clone())
+            Ok(written.clone().and_then(Result::ok))
         })
     }
 

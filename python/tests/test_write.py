@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import signal
 from collections import deque
@@ -345,3 +346,17 @@ def test_finish_once_more_after_ctrl_c_returns_what_it_would_have(tmp_path: Path
     assert out.finish() == told and names(tmp_path) == ["x.npy"]
     with pytest.raises(tb.LoaderError, match="has ended"):
         out.append(np.ones((5, 3), "float32"))
+
+
+def test_calls_after_a_finish_that_failed_say_why(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    out = tb.Writer(tmp_path / "a" / "x.npy", "float32", (3,))
+    out.append(np.ones((5, 3), "float32"))
+    (tmp_path / "a").rename(tmp_path / "b")
+    for call in (out.finish, out.finish, lambda: out.append(np.ones((5, 3), "float32")), out.finish):
+        with pytest.raises(tb.FileError) as caught:
+            call()
+        assert caught.value.path == tmp_path / "a" / "x.npy" and caught.value.errno == errno.ENOENT
+    out.discard()
+    with pytest.raises(tb.FileError):
+        out.finish()
