@@ -16,27 +16,14 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, SupportsIndex
 import numpy as np
 import numpy.typing as npt
 
+from . import _values as values
 from ._drive import InTurn, fill, fill_one
 from ._loop import Epochs, Sender, sender
 from ._plan import Plan
 from ._records import Records
 from ._report import Report
 from ._twinbuf import Batch, _Loader, _Plan
-from ._values import (
-    Path,
-    attribute_of,
-    flag_of,
-    instance_of,
-    length_of,
-    path_or_none,
-    record_of,
-    seconds_or_none,
-    sets_of,
-    text_of,
-    warn,
-    whole,
-    whole_or_none,
-)
+from ._values import Path
 from .errors import CheckpointError, LoaderError, LoaderTimeoutError, OptionError
 
 if TYPE_CHECKING:
@@ -181,22 +168,23 @@ class Loader(_Loader, Generic[Made]):
         trace: Path | None = None,
     ) -> Self:
         """Make a loader, and start its threads."""
-        map = None if map is None else instance_of("map", Callable, map, "a function")
-        name, trace = None if name is None else text_of("name", name), path_or_none("trace", trace)
-        instance_of("plan", _Plan, plan, "a Plan")
-        workers, device_depth = whole("workers", workers), whole("device_depth", device_depth)
-        overlap, copy_stream = flag_of("overlap", overlap), flag_of("copy_stream", copy_stream)
+        map = None if map is None else values.instance_of("map", Callable, map, "a function")
+        name = None if name is None else values.text_of("name", name)
+        trace = values.path_or_none("trace", trace)
+        values.instance_of("plan", _Plan, plan, "a Plan")
+        workers, device_depth = values.whole("workers", workers), values.whole("device_depth", device_depth)
+        overlap, copy_stream = values.flag_of("overlap", overlap), values.flag_of("copy_stream", copy_stream)
         if device_depth < 2:
             raise OptionError(f"device_depth: wanted 2 or more, found {device_depth}")
         to_device = None if device is None else sender(device, device_depth)
         options = _options(data) | {
             "name": name,
-            "depth": whole_or_none("depth", depth),
+            "depth": values.whole_or_none("depth", depth),
             "workers": workers,
             "overlap": overlap,
-            "read_mode": text_of("read_mode", read_mode),
-            "memory_limit": whole_or_none("memory_limit", memory_limit),
-            "breakdown": whole_or_none("breakdown", breakdown) or None,
+            "read_mode": values.text_of("read_mode", read_mode),
+            "memory_limit": values.whole_or_none("memory_limit", memory_limit),
+            "breakdown": values.whole_or_none("breakdown", breakdown) or None,
             "trace": trace,
             "sends": to_device is not None,
         }
@@ -227,7 +215,7 @@ class Loader(_Loader, Generic[Made]):
             others = (*changed, "BREAKDOWN", "MEMORY") if option == "depth" else ("BREAKDOWN",)
             if argument != in_effect and (by := _switch(self._name, option.upper(), *others)):
                 prefix = f"{self._name}: " if self._name else ""
-                warn(f"{prefix}{by} of the environment: {option}={in_effect} and not {argument}")
+                values.warn(f"{prefix}{by} of the environment: {option}={in_effect} and not {argument}")
 
     def epochs(self, epochs: SupportsIndex | range, /, *, timeout: float | None = None) -> _Batches[Made]:
         """Return the batches of several epochs.
@@ -242,10 +230,10 @@ class Loader(_Loader, Generic[Made]):
         and ``timeout`` does not limit that read, nor the work on a device. With a ``device``, the thread that
         sends batches waits, also while the loop computes.
         """
-        found = epochs if isinstance(epochs, range) else range(whole("epochs", epochs))
+        found = epochs if isinstance(epochs, range) else range(values.whole("epochs", epochs))
         if found.step != 1:
             raise OptionError("epochs: wanted a range with a step of 1")
-        several = whole("epochs", found.start), whole("epochs", found.stop)
+        several = values.whole("epochs", found.start), values.whole("epochs", found.stop)
         return self._iterate(timeout, several, single=False)
 
     def epoch(self, epoch: SupportsIndex, *, timeout: float | None = None) -> _Batches[Made]:
@@ -270,7 +258,7 @@ class Loader(_Loader, Generic[Made]):
     def _iterate(
         self, timeout: float | None, which: tuple[int, int] | None = None, single: bool = True
     ) -> _Batches[Made]:
-        epochs: Any = self._epochs(seconds_or_none("timeout", timeout), which, single)
+        epochs: Any = self._epochs(values.seconds_or_none("timeout", timeout), which, single)
         if self._map is None and self._make is None and self._sender is None:
             return epochs  # type: ignore[no-any-return]
         return Epochs(self, epochs)
@@ -338,7 +326,7 @@ class Loader(_Loader, Generic[Made]):
         attribute ``fingerprint``.
         """
         self._stop_sending()
-        instance_of("state", dict, state, "a dict")
+        values.instance_of("state", dict, state, "a dict")
         try:
             # `operator.index` converts numpy's integers to Python's.
             text = json.dumps(state, default=index, allow_nan=False)
@@ -363,7 +351,7 @@ class Loader(_Loader, Generic[Made]):
         read; so is one that copies to a device. Default: 1 second if the data set or a function is written in
         Python or batches are copied to a device, otherwise no limit. Ctrl-C ends the wait.
         """
-        timeout = seconds_or_none("timeout", timeout)
+        timeout = values.seconds_or_none("timeout", timeout)
         *_, foreign = self._settings
         if timeout is None and (foreign or self._map is not None or self._sender is not None):
             timeout = 1.0
@@ -468,11 +456,11 @@ class _AsDataset:
 
 def _options(data: Any) -> dict[str, Any]:
     """Return the data sets, and how their parts make a batch."""
-    names, sets = sets_of(data)
+    names, sets = values.sets_of(data)
     if not sets:
         raise OptionError("data: wanted at least one data set, found none")
     for name in names or ():
-        text_of("data", name, "names as keys of the dict")
+        values.text_of("data", name, "names as keys of the dict")
     return {"sources": [_source(found) for found in sets], "tuple": isinstance(data, tuple), "names": names}
 
 
@@ -480,14 +468,14 @@ def _source(data: Any) -> Any:
     """Return `Records` as they are; else the data set, its length, fingerprint, and type and shape."""
     if isinstance(data, Records):
         return data
-    attribute_of(data, "read_into")
-    record = record_of(attribute_of(data, "dtype"), attribute_of(data, "shape"))
-    return data, length_of(data), whole("fingerprint", getattr(data, "fingerprint", 0)), *record
+    values.attribute_of(data, "read_into")
+    record = values.record_of(values.attribute_of(data, "dtype"), values.attribute_of(data, "shape"))
+    return data, values.length_of(data), values.whole("fingerprint", getattr(data, "fingerprint", 0)), *record
 
 
 def _epoch(epoch: SupportsIndex) -> int:
     # Refuse the largest number, because the end of the range is the next epoch, which needs a number too.
-    if (found := whole("epoch", epoch)) == 2**64 - 1:
+    if (found := values.whole("epoch", epoch)) == 2**64 - 1:
         raise OptionError(f"epoch: wanted at most 2**64 - 2, found {found}")
     return found
 

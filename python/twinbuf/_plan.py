@@ -10,18 +10,8 @@ from typing import Any, Literal, NamedTuple, Self, SupportsIndex
 import numpy
 import numpy.typing as npt
 
+from . import _values as values
 from ._twinbuf import DTYPES, _Plan, _Records
-from ._values import (
-    attribute_of,
-    flag_of,
-    length_of,
-    numbers_of,
-    record_of,
-    sets_of,
-    warn,
-    whole,
-    whole_or_none,
-)
 from .errors import OptionError
 
 # The bytes of a chunk of a windowed shuffle, if the program gives no number of records.
@@ -42,7 +32,7 @@ class Window(_Window):
     """
 
     def __new__(cls, chunks: SupportsIndex, records: SupportsIndex | None = None) -> Self:
-        return super().__new__(cls, whole("chunks", chunks), whole_or_none("records", records))
+        return super().__new__(cls, values.whole("chunks", chunks), values.whole_or_none("records", records))
 
     def __repr__(self) -> str:
         return f"Window({self.chunks})" if self.records is None else f"Window({self.chunks}, {self.records})"
@@ -56,7 +46,7 @@ class Chunks(_Chunks):
     """A shuffle of chunks of ``records`` consecutive records. The order within a chunk is kept."""
 
     def __new__(cls, records: SupportsIndex) -> Self:
-        return super().__new__(cls, whole("records", records))
+        return super().__new__(cls, values.whole("records", records))
 
     def __repr__(self) -> str:
         return f"Chunks({self.records})"
@@ -122,21 +112,21 @@ class Plan(_Plan):
             "records": count,
             "batches": _sizes(batch),
             "list": None if records is None else _list(records, count),
-            "steps": whole_or_none("steps", steps),
+            "steps": values.whole_or_none("steps", steps),
             "shuffle": _shuffle(shuffle, data),
-            "seed": whole_or_none("seed", seed),
-            "ranks": _ranks(rank, whole_or_none("world", world)),
-            "drop_last": flag_of("drop_last", drop_last),
+            "seed": values.whole_or_none("seed", seed),
+            "ranks": _ranks(rank, values.whole_or_none("world", world)),
+            "drop_last": values.flag_of("drop_last", drop_last),
         }
         return super().__new__(cls, None if is_number else count, options)
 
     def steps(self, epoch: SupportsIndex) -> int:
         """Return the number of steps of this rank in an epoch."""
-        return super().steps(whole("epoch", epoch))
+        return super().steps(values.whole("epoch", epoch))
 
     def indices(self, epoch: SupportsIndex, step: SupportsIndex) -> npt.NDArray[numpy.int64]:
         """Return the numbers of the records of one batch, in batch order, as an int64 array."""
-        return super().indices(whole("epoch", epoch), whole("step", step))
+        return super().indices(values.whole("epoch", epoch), values.whole("step", step))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _saved, (type(self), *self._save()), getattr(self, "__dict__", None)
@@ -149,15 +139,15 @@ def _saved(kind: type[Plan], of: int | None, text: str) -> Plan:
 def _count(data: Any) -> tuple[int, bool]:
     """Return the number of records, and whether it is the argument itself."""
     with suppress(TypeError):
-        if (count := whole("data", data)) >= 2**63:  # Python receives them as int64 arrays
+        if (count := values.whole("data", data)) >= 2**63:  # Python receives them as int64 arrays
             raise OptionError(f"data: wanted at most 2**63 - 1 records, found {count}")
         return count, True
     if type(data) is list or isinstance(data, (str, bytes, bytearray)) or not hasattr(data, "__len__"):
         found = f"{type(data).__name__}{': pass a tuple' if type(data) is list else ''}"
         wanted = "a data set, a tuple or dict of data sets, or a whole number"
         raise TypeError(f"data: wanted {wanted}, found a {found}")
-    names, sets = sets_of(data)
-    first, *others = [length_of(found) for found in sets] or [0]
+    names, sets = values.sets_of(data)
+    first, *others = [values.length_of(found) for found in sets] or [0]
     for at, count in enumerate(others, 1):
         if count != first:
             zero, other = (0, at) if names is None else (names[0], names[at])
@@ -168,13 +158,13 @@ def _count(data: Any) -> tuple[int, bool]:
 
 def _sizes(batch: Any) -> list[tuple[int, int]]:
     if not isinstance(batch, Sequence) or type(batch) in (bytes, bytearray):
-        return [(0, whole("batch", batch))]
+        return [(0, values.whole("batch", batch))]
     sizes = []
     for size in batch:
         if not isinstance(size, (tuple, list)) or len(size) != 2:
             wanted = "a number of records, or pairs of steps and records"
             raise TypeError(f"batch: wanted {wanted}, found {size!r}")
-        sizes.append((whole("batch", size[0]), whole("batch", size[1])))
+        sizes.append((values.whole("batch", size[0]), values.whole("batch", size[1])))
     return sizes
 
 
@@ -186,7 +176,7 @@ def _list(found: Any, count: int) -> Any:
         return OptionError(f"records: wanted numbers {wanted}, found {number}")
 
     found = range(count)[found] if isinstance(found, slice) else found
-    return numbers_of("records", found, 0, count, outside)
+    return values.numbers_of("records", found, 0, count, outside)
 
 
 def _shuffle(shuffle: Any, data: Any) -> tuple[str, int, int]:
@@ -197,7 +187,7 @@ def _shuffle(shuffle: Any, data: Any) -> tuple[str, int, int]:
     if isinstance(shuffle, Window):
         records = shuffle.records
         if records is None:
-            records = max(1, _CHUNK // max(1, sum(map(_record_bytes, sets_of(data)[1]))))
+            records = max(1, _CHUNK // max(1, sum(map(_record_bytes, values.sets_of(data)[1]))))
         return "window", records, shuffle.chunks
     line = f'shuffle: wanted None, "full", Window(n) or Chunks(n), found {shuffle!r}'
     raise (OptionError if isinstance(shuffle, str) else TypeError)(line)
@@ -208,7 +198,9 @@ def _record_bytes(data: Any) -> int:
     if isinstance(data, _Records):
         return data.nbytes // max(len(data), 1)
     try:
-        dtype, shape = record_of(attribute_of(data, "dtype"), attribute_of(data, "shape"))
+        dtype, shape = values.record_of(
+            values.attribute_of(data, "dtype"), values.attribute_of(data, "shape")
+        )
     except Exception:
         wanted = "wanted Window(chunks, records), found Window(chunks)"
         raise OptionError(f"shuffle: the size of a record is unknown: {wanted}") from None
@@ -220,7 +212,7 @@ def _ranks(rank: Any, world: int | None) -> tuple[int, int] | None:
     if rank is None and world is None:
         with suppress(OptionError):
             if (found := Plan(1 << 62, 1, rank="env").world) > 1:
-                warn(
+                values.warn(
                     f"Plan: the launcher started {found} processes, and each of them reads all records: "
                     'divide them with rank="env", or set rank=0, world=1 if that is meant'
                 )
@@ -229,7 +221,7 @@ def _ranks(rank: Any, world: int | None) -> tuple[int, int] | None:
         return None
     if world is not None:
         with suppress(TypeError, OptionError):
-            return whole("rank", rank), world
+            return values.whole("rank", rank), world
     raise OptionError(
         'rank, world: wanted both as numbers from 0 on, or rank="env" alone, or neither, '
         f"found rank={rank!r}, world={world}"

@@ -10,21 +10,10 @@ from typing import Any, Self, SupportsIndex, overload
 import numpy
 import numpy.typing as npt
 
+from . import _values as values
 from ._drive import made_by
 from ._twinbuf import _files, _Records
-from ._values import (
-    Paths,
-    absolute,
-    dtype_of,
-    flag_of,
-    instance_of,
-    numbers_of,
-    paths_of,
-    record_of,
-    text_of,
-    whole,
-    whole_or_none,
-)
+from ._values import Paths
 from .errors import FileError, OptionError
 
 
@@ -52,7 +41,7 @@ class Records(_Records):
     @staticmethod
     def open(paths: Paths, record_bytes: SupportsIndex, *, skip_short: bool = False) -> Records:
         """Open files without a header as records of ``record_bytes`` bytes."""
-        return _open("open", paths, whole("record_bytes", record_bytes), skip_short)
+        return _open("open", paths, values.whole("record_bytes", record_bytes), skip_short)
 
     @staticmethod
     def open_headerless(paths: Paths, dtype: Any, *, skip_short: bool = False) -> Records:
@@ -61,7 +50,7 @@ class Records(_Records):
         A record is one number: use `windows`. Files that begin like a format that this package knows, or like
         text, are refused; text is allowed for types of one byte.
         """
-        return _open("open_headerless", paths, dtype_of(dtype), skip_short)
+        return _open("open_headerless", paths, values.dtype_of(dtype), skip_short)
 
     @staticmethod
     def open_llm_c(paths: Paths, *, skip_short: bool = False) -> Records:
@@ -76,7 +65,7 @@ class Records(_Records):
     @staticmethod
     def open_safetensors(paths: Paths, tensor: str, *, skip_short: bool = False) -> Records:
         """Open the tensor of this name in ``.safetensors`` files. A record is one entry of the first axis."""
-        return _open("open_safetensors", paths, text_of("tensor", tensor, "a name"), skip_short)
+        return _open("open_safetensors", paths, values.text_of("tensor", tensor, "a name"), skip_short)
 
     @staticmethod
     def open_npz(paths: Paths, array: str, *, skip_short: bool = False) -> Records:
@@ -84,7 +73,7 @@ class Records(_Records):
 
         A record is one entry of the first axis.
         """
-        return _open("open_npz", paths, text_of("array", array, "a name"), skip_short)
+        return _open("open_npz", paths, values.text_of("array", array, "a name"), skip_short)
 
     @staticmethod
     def open_indexed(paths: Paths, indexes: Paths) -> Records:
@@ -94,7 +83,7 @@ class Records(_Records):
         offset ``i`` to offset ``i + 1``. ``numpy.cumsum([0] + [len(record) for record in records])`` makes
         one. In a batch, such records are a list of arrays.
         """
-        return _open("open_indexed", paths, _files(paths_of("indexes", indexes)), False)
+        return _open("open_indexed", paths, _files(values.paths_of("indexes", indexes)), False)
 
     @staticmethod
     def open_megatron(paths: Paths) -> Records:
@@ -129,7 +118,7 @@ class Records(_Records):
         for float16 and bfloat16. With ``planar``, the last three axes ``(height, width, channels)`` become
         ``(channels, height, width)``. Both take records of these five types, and make float32.
         """
-        name, planar = dtype_of(dtype), flag_of("planar", planar)
+        name, planar = values.dtype_of(dtype), values.flag_of("planar", planar)
         if not planar and mean is None and std is None:
             return self._with((name, None))
         if name != "float32":
@@ -162,8 +151,8 @@ class Records(_Records):
         number for this record in this epoch, made of the plan's seed: the same after any resume. ``data[i]``
         passes that of epoch 0 with seed 0. Seed a generator with it to make random changes repeatable.
         """
-        function = instance_of("function", Callable, function, "a function")
-        return self._with((function, *record_of(dtype, shape)))
+        function = values.instance_of("function", Callable, function, "a function")
+        return self._with((function, *values.record_of(dtype, shape)))
 
     def windows(self, rows: SupportsIndex, stride: SupportsIndex | None = None) -> Records:
         """Return the same files as windows of ``rows`` rows, one every ``stride`` rows.
@@ -172,7 +161,7 @@ class Records(_Records):
         window crosses from one file into the next. Rows at the end of a file that do not fill a window are
         left out. Default stride: ``rows``.
         """
-        rows, stride = whole("rows", rows), whole_or_none("stride", stride)
+        rows, stride = values.whole("rows", rows), values.whole_or_none("stride", stride)
         if self._ragged:
             raise TypeError("windows: wanted records of one size, found records that differ in length")
         if rows == 0:
@@ -225,7 +214,7 @@ class Records(_Records):
             if not -count <= number < count:
                 raise outside(number)
             return self._several([number % count], (number % count, 1, 1))[0]
-        return self._several(wanted, numbers_of("index", wanted, -count, count, outside))
+        return self._several(wanted, values.numbers_of("index", wanted, -count, count, outside))
 
     # Python's own iterators over what has only `__getitem__` take an IndexError of a function for the end.
     def __iter__(self) -> Iterator[npt.NDArray[Any]]:
@@ -261,11 +250,11 @@ class Records(_Records):
 
 def _open(kind: str, paths: Any, argument: int | str | list[str] | None, skip_short: bool) -> Records:
     # The files now: a copy that opens them again must not have others.
-    paths, skip_short = _files(paths_of("paths", paths)), flag_of("skip_short", skip_short)
+    paths, skip_short = _files(values.paths_of("paths", paths)), values.flag_of("skip_short", skip_short)
     how = {"kind": kind, "paths": paths, "argument": argument, "skip_short": skip_short}
     records = _again(how | {"windows": None, "steps": []})
-    indexes = absolute(argument) if isinstance(argument, list) else argument
-    records._how |= {"paths": absolute(paths), "argument": indexes}
+    indexes = values.absolute(argument) if isinstance(argument, list) else argument
+    records._how |= {"paths": values.absolute(paths), "argument": indexes}
     return records
 
 

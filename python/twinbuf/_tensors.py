@@ -8,21 +8,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Self, SupportsIndex
 
+from . import _values as values
 from ._loop import Loop, Sender, sender
 from ._report import Report
 from ._twinbuf import Group, _files, _Stream, _Tensors
-from ._values import (
-    Path,
-    Paths,
-    absolute,
-    flag_of,
-    instance_of,
-    path_or_none,
-    paths_of,
-    text_of,
-    whole,
-    whole_or_none,
-)
+from ._values import Path, Paths
 from .errors import OptionError
 from .tensors import TensorInfo
 
@@ -55,7 +45,7 @@ class Tensors(_Tensors):
 
         Of a model with an index, open the index alone: it names the other files.
         """
-        return _again(_files(paths_of("paths", paths)))
+        return _again(_files(values.paths_of("paths", paths)))
 
     @property
     def paths(self) -> list[pathlib.Path]:
@@ -69,7 +59,7 @@ class Tensors(_Tensors):
         the name in the format.
         """
         try:
-            text = text_of("name", name, "the name of a tensor")
+            text = values.text_of("name", name, "the name of a tensor")
         except (TypeError, OptionError) as error:
             raise KeyError(str(error)) from None
         return TensorInfo(*self._info(text))
@@ -81,7 +71,7 @@ class Tensors(_Tensors):
 
 def _again(paths: list[str]) -> Tensors:
     model = _Tensors.__new__(Tensors, paths)
-    model._opened = absolute(paths)
+    model._opened = values.absolute(paths)
     return model
 
 
@@ -179,20 +169,20 @@ def stream(
     trace
         A file for a Chrome trace of the first five passes.
     """
-    instance_of("model", _Tensors, model, "`Tensors`")
+    values.instance_of("model", _Tensors, model, "`Tensors`")
     to_device = None if device is None else sender(device, _DEVICE_DEPTH)
     lists = _by_key(model, groups) if callable(groups) else _lists(groups)
     options = {
         "groups": lists,
-        "name": None if name is None else text_of("name", name),
+        "name": None if name is None else values.text_of("name", name),
         "sends": to_device is not None,
-        "cycle": flag_of("cycle", cycle),
-        "depth": whole("depth", depth),
-        "keep": whole_or_none("keep", keep),
+        "cycle": values.flag_of("cycle", cycle),
+        "depth": values.whole("depth", depth),
+        "keep": values.whole_or_none("keep", keep),
         "order": None if order is None else _order(order, len(lists)),
-        "memory_limit": whole_or_none("memory_limit", memory_limit),
-        "read_mode": text_of("read_mode", read_mode),
-        "trace": path_or_none("trace", trace),
+        "memory_limit": values.whole_or_none("memory_limit", memory_limit),
+        "read_mode": values.text_of("read_mode", read_mode),
+        "trace": values.path_or_none("trace", trace),
     }
     made = _Stream.__new__(Stream if to_device is None else _Sending, model, options)
     made._sender = to_device
@@ -203,7 +193,7 @@ def stream(
 
 def _order(order: Any, count: int) -> list[list[int]]:
     with suppress(TypeError):
-        passes = [[whole("order", at) for at in each] for each in order]
+        passes = [[values.whole("order", at) for at in each] for each in order]
         if not passes or any(sorted(each) != list(range(count)) for each in passes):
             raise OptionError(f"order: wanted lists of {count} groups, each once, found {passes}")
         return passes
@@ -230,5 +220,5 @@ def _lists(groups: Any) -> list[list[str]]:
     with suppress(TypeError):
         lists = [list(names) for names in groups]
         if not any(isinstance(part, str) for part in (groups, *groups)):
-            return [[text_of("groups", name) for name in names] for names in lists]
+            return [[values.text_of("groups", name) for name in names] for names in lists]
     raise TypeError(f"groups: wanted a function of a name, or a list of lists of names, found {groups!r}")
