@@ -136,14 +136,6 @@ impl<R: pipe::Front + 'static> Run<R> {
         }
     }
 
-    /// Returns what measures the loop over items that a thread sends to a device. `None` once an iteration has begun.
-    pub(crate) fn recorder(&self) -> Option<Recorder> {
-        match self {
-            Self::Idle(run) => Some(Recorder(Mutex::new(run.pipe().loop_recorder()))),
-            _ => None,
-        }
-    }
-
     /// Returns what a thread is reading now for the item that the loop needs first.
     pub(crate) fn reading(&self) -> Option<Reading> {
         match self {
@@ -322,12 +314,12 @@ impl<F: Front> Shared<F> {
     pub(crate) fn report(
         &self,
         py: Python<'_>,
-        recorder: Option<&Recorder>,
+        recorder: Option<&Py<Recorder>>,
         phases: String,
     ) -> PyResult<Py<PyAny>> {
         let (reads, kept) = self.state.with(py, |state| (state.report(), state.kept));
         let found = match recorder {
-            Some(recorder) => lock(&recorder.0).report().on_device(reads),
+            Some(recorder) => lock(&recorder.get().0).report().on_device(reads),
             None => reads,
         };
         let name = self.name.as_deref().unwrap_or_default();

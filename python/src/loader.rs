@@ -124,6 +124,9 @@ pub(crate) struct Loader {
     /// whether it runs code of the program.
     #[pyo3(get)]
     _settings: (usize, usize, usize, bool, bool),
+    /// What measures the loop, if batches are sent to a device.
+    #[pyo3(get)]
+    _recorder: Option<Py<Recorder>>,
 }
 
 impl Loader {
@@ -173,11 +176,12 @@ impl Loader {
             None if options.tuple => Names::Tuple,
             None => Names::One,
         };
+        let _recorder = Recorder::of(py, &built, options.sends)?;
         let (overlap, next_epoch) = (settings.overlap, AtomicU64::default());
         let front = Batches { names, breakdown, overlap, foreign, identity, next_epoch };
         let shared = Shared::new(front, options.name, Run::Idle(built));
         let _settings = (asked_depth, depth, settings.workers, settings.overlap, foreign);
-        Ok(Self { shared, plan, objects, fillers: Mutex::new(fillers), _settings })
+        Ok(Self { shared, plan, objects, fillers: Mutex::new(fillers), _settings, _recorder })
     }
 
     /// The number of slots, and the bytes of each.
@@ -195,11 +199,6 @@ impl Loader {
     #[getter]
     fn _name(&self) -> Option<&str> {
         self.shared.name.as_deref()
-    }
-
-    /// What measures the loop, if batches are sent to a device.
-    fn _recorder(&self, py: Python<'_>) -> Option<Recorder> {
-        self.shared.state.with(py, |state| state.run.recorder())
     }
 
     /// Refuse a forked process, and code that reads for this loader.
@@ -326,12 +325,12 @@ impl Loader {
         loaded.map_err(|refused| refused_by(py, refused))
     }
 
-    /// Where the time went so far. ``recorder``: that of the loop, if batches are sent to a device.
-    fn _report(&self, py: Python<'_>, recorder: Option<&Recorder>) -> PyResult<Py<PyAny>> {
+    /// Return where the time went so far.
+    fn report(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
         self.may_ask(py)?;
         let breakdown = &self.shared.front.breakdown;
         let phases = if breakdown.is_on() { format!("\n{breakdown}") } else { String::new() };
-        self.shared.report(py, recorder, phases)
+        self.shared.report(py, self._recorder.as_ref(), phases)
     }
 
     /// What a thread is reading for the batch that is needed first, or None: its ``epoch`` and ``step``, for how many
@@ -456,7 +455,7 @@ impl Epochs {
 
     /// Where the time went so far, in all iterations of the loader.
     fn report(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
-        self.loader.get()._report(py, None)
+        self.loader.get().report(py)
     }
 
     /// End the iteration, if it has begun.

@@ -9,6 +9,7 @@ use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyDict, PyString};
 use twinbuf::observe::{LoopRecorder, Trace};
+use twinbuf::pipe;
 
 use crate::errors::{self, Failure, in_python};
 use crate::locked::lock;
@@ -87,6 +88,13 @@ pub(crate) fn report(py: Python<'_>, found: &twinbuf::Report, of: &Loop<'_>) -> 
 /// The crate's recorder, as a Python object.
 #[pyclass(name = "_Recorder", module = "twinbuf._twinbuf", frozen)]
 pub(crate) struct Recorder(pub(crate) Mutex<LoopRecorder>);
+
+impl Recorder {
+    /// Makes what measures the loop over items that a thread `sends` to a device.
+    pub(crate) fn of(py: Python<'_>, run: &impl pipe::Front, sends: bool) -> PyResult<Option<Py<Self>>> {
+        sends.then(|| Py::new(py, Self(Mutex::new(run.pipe().loop_recorder())))).transpose()
+    }
+}
 
 #[pymethods]
 impl Recorder {

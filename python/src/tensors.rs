@@ -120,6 +120,9 @@ pub(crate) struct Stream {
     #[pyo3(get)]
     kept: usize,
     depth: usize,
+    /// What measures the loop, if groups are sent to a device.
+    #[pyo3(get)]
+    _recorder: Option<Py<Recorder>>,
 }
 
 #[pymethods]
@@ -147,13 +150,8 @@ impl Stream {
         }
         let builder = limit.into_iter().fold(builder, |builder, bytes| builder.memory_limit(bytes - staging));
         let built = detached(py, || builder.build()).map_err(|error| errors::loading(py, error))?;
-        let kept = built.kept();
-        Ok(Self { shared: Shared::new(Groups { count }, name, Run::Idle(built)), kept, depth })
-    }
-
-    /// What measures the loop, if groups are sent to a device.
-    fn _recorder(&self, py: Python<'_>) -> Option<Recorder> {
-        self.shared.state.with(py, |state| state.run.recorder())
+        let (kept, _recorder) = (built.kept(), Recorder::of(py, &built, options.sends)?);
+        Ok(Self { shared: Shared::new(Groups { count }, name, Run::Idle(built)), kept, depth, _recorder })
     }
 
     /// The next pass. It begins when its first group is asked for, and then ends one that is under way.
@@ -172,10 +170,10 @@ impl Stream {
         self.shared.front.count
     }
 
-    /// Where the time went so far. ``recorder``: that of the loop, if groups are sent to a device.
-    fn _report(&self, py: Python<'_>, recorder: Option<&Recorder>) -> PyResult<Py<PyAny>> {
+    /// Return where the time went so far: passes are epochs, and groups are batches.
+    fn report(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
         self.shared.check(py)?;
-        self.shared.report(py, recorder, String::new())
+        self.shared.report(py, self._recorder.as_ref(), String::new())
     }
 
     fn __repr__(&self) -> String {

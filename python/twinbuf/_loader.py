@@ -21,7 +21,6 @@ from ._drive import InTurn, fill, fill_one
 from ._loop import Epochs, Sender, sender
 from ._plan import Plan
 from ._records import Records
-from ._report import Report
 from ._twinbuf import Batch, _Loader, _Plan
 from ._values import Path
 from .errors import CheckpointError, LoaderError, LoaderTimeoutError, OptionError
@@ -193,7 +192,7 @@ class Loader(_Loader, Generic[Made]):
         self._map, self._sender, self._make, self._filler = map, to_device, None, None
         *_, overlaps, _ = self._settings
         if to_device is not None:
-            to_device.recorder, to_device.overlap = self._recorder(), overlaps
+            to_device.recorder, to_device.overlap = self._recorder, overlaps
             if by := _switch(name, "COPY_STREAM"):
                 copy_stream = os.environ[by].strip().lower() in ("1", "on", "true")
             to_device.copy_stream = copy_stream
@@ -336,10 +335,6 @@ class Loader(_Loader, Generic[Made]):
         self._load(text)
         if self._sender is not None:
             self._sender.place = []
-
-    def report(self) -> Report:
-        """Return where the time went so far."""
-        return self._report(None if self._sender is None else self._sender.recorder)
 
     def close(self, *, timeout: float | None = None) -> None:
         """Stop the reading thread. Raises the error of a read that the loop has not received.

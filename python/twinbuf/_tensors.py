@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Self, SupportsIndex
 
 from . import _values as values
 from ._loop import Loop, Sender, sender
-from ._report import Report
 from ._twinbuf import Group, _files, _Stream, _Tensors
 from ._values import Path, Paths
 from .errors import OptionError
@@ -89,10 +88,6 @@ class Stream(_Stream):
 
     def __new__(cls, *_: Any, **__: Any) -> Self:
         raise TypeError("Stream: wanted `stream(model, groups)`, found a call")
-
-    def report(self) -> Report:
-        """Return where the time went so far: passes are epochs, and groups are batches."""
-        return self._report(None if self._sender is None else self._sender.recorder)
 
 
 class _Sending(Stream):
@@ -187,7 +182,7 @@ def stream(
     made = _Stream.__new__(Stream if to_device is None else _Sending, model, options)
     made._sender = to_device
     if to_device is not None:
-        to_device.recorder = made._recorder()
+        to_device.recorder = made._recorder
     return made
 
 
