@@ -9,7 +9,7 @@ use pyo3::prelude::*;
 use twinbuf::{Breakdown, Checkpoint, Error, Plan};
 
 use crate::errors::{self, Failure};
-use crate::foreign::{Identity, is_calling};
+use crate::foreign::is_calling;
 use crate::iterate::{self, Front, Run};
 use crate::lease::{Lease, Names};
 use crate::locked::LEAVE;
@@ -22,7 +22,8 @@ pub(crate) struct Batches {
     pub(crate) overlap: bool,
     /// Whether threads of Python fill its slots, because it runs code of the program.
     pub(crate) foreign: bool,
-    pub(crate) identity: Arc<Identity>,
+    /// Its number among the loaders of the process.
+    pub(crate) number: usize,
     /// The epoch of the next `iter(loader)`. It is written under the lock of the state. A forked process, which may never get
     /// that, reads it here. Relaxed: a reader without the lock reads no other data.
     pub(crate) next_epoch: atomic::AtomicU64,
@@ -74,7 +75,7 @@ impl Front for Batches {
 
     /// Refuses calls from the code of the program that fills a slot of this loader: they would wait for that.
     fn check(&self, py: Python<'_>) -> PyResult<()> {
-        if is_calling(&self.identity) {
+        if is_calling(self.number) {
             let message = "code that reads for a loader (`read_into`, `Records.map`, a signal's handler meanwhile) used \
                            that loader, which would wait for itself";
             return Err(errors::raise(py, Failure::new("NestedError", message)));
@@ -146,7 +147,7 @@ impl Front for Batches {
 
     /// No wait for a read of this thread; nor at the end of the program for threads of Python.
     fn limit(&self, ends: bool) -> Duration {
-        if is_calling(&self.identity) || (ends && self.foreign) { Duration::ZERO } else { LEAVE }
+        if is_calling(self.number) || (ends && self.foreign) { Duration::ZERO } else { LEAVE }
     }
 
     fn close(loader: twinbuf::Loader, limit: Duration) -> Result<(), Error> {

@@ -49,7 +49,7 @@ struct Desk {
 
 thread_local! {
     static DESK: RefCell<Desk> = RefCell::default();
-    /// The loaders for which this thread is making a call: a wait for such a loader would be a deadlock. There may be
+    /// The numbers of the loaders for which this thread is making a call: a wait for such a loader would be a deadlock. There may be
     /// several: a data set may read from another loader.
     static CALLING: RefCell<Vec<usize>> = const { RefCell::new(Vec::new()) };
 }
@@ -72,13 +72,9 @@ pub(crate) fn up_to_call<T>(answers: VecDeque<Answer>, work: impl FnOnce() -> T)
     (done, DESK.take().wanted)
 }
 
-/// Identifies a loader, by its address.
-#[derive(Default)]
-pub(crate) struct Identity(#[allow(dead_code, reason = "an allocation of its own")] u8);
-
-/// Whether this thread is making a call for the loader.
-pub(crate) fn is_calling(loader: &Arc<Identity>) -> bool {
-    CALLING.with_borrow(|calling| calling.contains(&Arc::as_ptr(loader).addr()))
+/// Whether this thread is making a call for the loader with this number.
+pub(crate) fn is_calling(loader: usize) -> bool {
+    CALLING.with_borrow(|calling| calling.contains(&loader))
 }
 
 impl Call {
@@ -164,7 +160,7 @@ pub(crate) type Lending = (Py<PyMemoryView>, Py<Memory>);
 #[pyclass(frozen, module = "twinbuf._twinbuf", name = "_Filler")]
 pub(crate) struct Filler {
     filling: Mutex<Filling>,
-    loader: Arc<Identity>,
+    loader: usize,
     /// Whether it reads no file: then a fill without a wait takes no time.
     quick: bool,
 }
@@ -179,7 +175,7 @@ struct Filling {
 }
 
 impl Filler {
-    pub(crate) fn new(driven: Driven, loader: Arc<Identity>, quick: bool) -> Self {
+    pub(crate) fn new(driven: Driven, loader: usize, quick: bool) -> Self {
         let filling = Filling { driven: Some(driven), call: None, lending: None, answer: None };
         Self { filling: Mutex::new(filling), loader, quick }
     }
@@ -231,7 +227,7 @@ impl Filler {
         let call = call.as_ref().ok_or_else(|| PyRuntimeError::new_err("no call is wanted"))?;
         let arguments;
         (arguments, *lending) = call.arguments(py)?;
-        CALLING.with_borrow_mut(|calling| calling.push(Arc::as_ptr(&self.loader).addr()));
+        CALLING.with_borrow_mut(|calling| calling.push(self.loader));
         Ok(arguments)
     }
 
@@ -271,8 +267,6 @@ impl Filler {
 
     /// This thread makes no call for the loader any more.
     fn calls_no_more(&self) {
-        CALLING.with_borrow_mut(|calling| {
-            calling.retain(|&loader| loader != Arc::as_ptr(&self.loader).addr());
-        });
+        CALLING.with_borrow_mut(|calling| calling.retain(|&loader| loader != self.loader));
     }
 }

@@ -4,7 +4,7 @@
 use std::ops::Range;
 use std::path::PathBuf;
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -19,7 +19,7 @@ use crate::batch::Batch;
 use crate::dtype;
 use crate::engine::{Batches, Position, Shared, State};
 use crate::errors::{self, Failure};
-use crate::foreign::{Filler, Identity, PythonData};
+use crate::foreign::{Filler, PythonData};
 use crate::iterate::{Loop, Run, Taken, closed, refused_by};
 use crate::lease::Names;
 use crate::locked::{check_end, detached, lock};
@@ -166,10 +166,12 @@ impl Loader {
         let slots = slots.and_then(|slots| slots.into_iter().map(lent).collect::<Option<Vec<_>>>());
         let builder = slots.into_iter().fold(builder, LoaderBuilder::slots);
         let mut built = detached(py, || builder.build()).map_err(failed)?;
-        let (identity, settings) = (Arc::<Identity>::default(), built.report().settings);
+        static NUMBER: AtomicUsize = AtomicUsize::new(0);
+        // Relaxed: it only has to differ.
+        let (number, settings) = (NUMBER.fetch_add(1, Ordering::Relaxed), built.report().settings);
         let quick = !options.sources.iter().any(|source| matches!(source, Source::Files(_)));
         let fillers = built.driven().into_iter();
-        let fillers = fillers.map(|driven| Filler::new(driven, identity.clone(), quick)).collect();
+        let fillers = fillers.map(|driven| Filler::new(driven, number, quick)).collect();
         let (breakdown, foreign) = (built.breakdown(), !objects.is_empty());
         let names = match options.names {
             Some(names) => Names::Dict(names.into()),
@@ -178,7 +180,7 @@ impl Loader {
         };
         let _recorder = Recorder::of(py, &built, options.sends)?;
         let (overlap, next_epoch) = (settings.overlap, AtomicU64::default());
-        let front = Batches { names, breakdown, overlap, foreign, identity, next_epoch };
+        let front = Batches { names, breakdown, overlap, foreign, number, next_epoch };
         let shared = Shared::new(front, options.name, Run::Idle(built));
         let _settings = (asked_depth, depth, settings.workers, settings.overlap, foreign);
         Ok(Self { shared, plan, objects, fillers: Mutex::new(fillers), _settings, _recorder })
