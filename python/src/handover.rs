@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 use std::{iter, mem};
 
 use pyo3::prelude::*;
-use pyo3::types::{PyIterator, PyList};
+use pyo3::types::PyList;
 use pyo3::{PyTraverseError, PyVisit};
 use twinbuf::Error;
 use twinbuf::pipe::{self, Driven, Filled, Pipe, Slots};
@@ -400,16 +400,14 @@ pub(crate) struct Items {
 impl Items {
     #[new]
     #[pyo3(signature = (
-        iterator, depth, *, send=None, states=None, place=None, thread=None, rounds=None, lockstep=false,
-        overlap=true, name="", trace=None, epoch=0
+        parts, depth, *, place=None, thread=None, rounds=None, lockstep=false, overlap=true, name="", trace=None,
+        epoch=0
     ))]
     #[allow(clippy::too_many_arguments, reason = "keywords")]
     fn new(
         py: Python<'_>,
-        iterator: Py<PyIterator>,
+        parts: &Bound<'_, PyAny>,
         depth: usize,
-        send: Option<Py<PyAny>>,
-        states: Option<Py<PyAny>>,
         place: Option<Py<PyList>>,
         thread: Option<&Bound<'_, Thread>>,
         rounds: Option<u64>,
@@ -421,8 +419,7 @@ impl Items {
     ) -> PyResult<Self> {
         check_end(py)?;
         let making = thread.map_or_else(Arc::default, |thread| thread.get().0.clone());
-        let parts = Object::new((iterator, send, states).into_pyobject(py)?.as_any());
-        let all = rounds.unwrap_or(u64::MAX);
+        let (parts, all) = (Object::new(parts), rounds.unwrap_or(u64::MAX));
         let builder = pipe::builder(vec![(); depth]).driven().overlap(overlap);
         let builder = if rounds.is_some() { builder.rounds() } else { builder };
         let name = Some(name.to_owned()).filter(|name| !name.is_empty());

@@ -249,10 +249,8 @@ class Sender:
         self.place = [position()] if position else []
         self._thread = _Thread()
         items: _Items[Any] = _Items(
-            batches,
+            (batches, send, position),
             self.depth - 1,
-            send=send,
-            states=position,
             place=self.place,
             thread=self._thread,
             overlap=self.overlap,

@@ -217,11 +217,10 @@ class Prefetcher(Around[T]):
             upload.start()
         states, state, stateless = _copies(self._iterable)
         place, thread, pid = [state], _Thread(self._thread), os.getpid()
+        send = as_tensors if self._convert else upload.send if upload else None
         items: _Items[T] = _Items(
-            _marked(self._iterable, iterator) if self._prepared else iterator,
+            (_marked(self._iterable, iterator) if self._prepared else iterator, send, states),
             self._depth,
-            send=as_tensors if self._convert else upload.send if upload else None,
-            states=states,
             place=place,
             thread=thread,
             name=self._name,
