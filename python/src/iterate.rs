@@ -172,11 +172,10 @@ pub(crate) struct Shared<F: Front> {
     pub(crate) name: Option<String>,
 }
 
-/// The result of requesting an item.
-enum Asked<I> {
-    Item(I),
-    End,
-    NotYet,
+/// The result of requesting an item: `None` at the end, or why there is none.
+type Asked<I> = Result<Poll<Option<I>>, Refused>;
+
+enum Refused {
     Failed(Error),
     /// Another iteration has started since.
     Replaced,
@@ -187,32 +186,31 @@ impl<F: Front> State<F> {
     /// Asks for the next item of an iteration. `timeout` limits waits, not fills.
     fn next(&mut self, front: &F, iteration: u64, timeout: Duration) -> Asked<F::Item> {
         if self.iteration != iteration {
-            return if self.is_closed() { Asked::Closed } else { Asked::Replaced };
+            return Err(if self.is_closed() { Refused::Closed } else { Refused::Replaced });
         }
         front.asked(self);
         if let Some(item) = front.take_back(self) {
-            return Asked::Item(item);
+            return Ok(Poll::Ready(Some(item)));
         }
-        let Run::Running(items) = &mut self.run else { return Asked::End };
+        let Run::Running(items) = &mut self.run else { return Ok(Poll::Ready(None)) };
         let found = match timeout.is_zero() {
             true => items.try_next(),
             false => items.next_timeout(timeout),
         };
-        match found {
-            Poll::Pending => Asked::NotYet,
-            Poll::Ready(Some(Ok(found))) => match front.received(self, found) {
-                Ok(item) => item.map_or(Asked::End, Asked::Item),
-                Err(error) => Asked::Failed(error),
-            },
+        Ok(match found {
+            Poll::Pending => Poll::Pending,
+            Poll::Ready(Some(Ok(found))) => {
+                Poll::Ready(front.received(self, found).map_err(Refused::Failed)?)
+            }
             Poll::Ready(Some(Err(error))) => match front.failed(self, &error) {
-                true => Asked::Failed(error),
-                false => Asked::NotYet,
+                true => return Err(Refused::Failed(error)),
+                false => Poll::Pending,
             },
             Poll::Ready(None) => {
                 front.over(self, true);
-                Asked::End
+                Poll::Ready(None)
             }
-        }
+        })
     }
 
     /// Notes an item that the loop receives.
@@ -460,11 +458,11 @@ impl<F: Front> Loop<F> {
                         let mut state = state.lock();
                         // Which slot is needed may have changed since this thread asked.
                         let mut found = (Ok(false), state.next(front, iteration, Duration::ZERO));
-                        if matches!(found.1, Asked::NotYet) {
+                        if matches!(found.1, Ok(Poll::Pending)) {
                             let slice = if made_here { Duration::ZERO } else { rest };
                             found = (state.free_a_slot(), state.next(front, iteration, slice));
                         }
-                        let waits = made_here && matches!(found, (Ok(false), Asked::NotYet));
+                        let waits = made_here && matches!(found, (Ok(false), Ok(Poll::Pending)));
                         if !waits || state.held_for().is_none() || since.elapsed() >= rest {
                             return found;
                         }
@@ -475,13 +473,13 @@ impl<F: Front> Loop<F> {
                 };
                 let (freed, asked) = detached(py, || front.wait(wait));
                 if let Err(raised) = self.tell(py, freed) {
-                    if let Asked::Item(item) = asked {
+                    if let Ok(Poll::Ready(Some(item))) = asked {
                         self.shared.put_back(py, self.number(), item, true);
                     }
                     return Err(raised);
                 }
                 // Not before it has asked: a loop that waits for nothing has kept items too.
-                if let (true, Asked::NotYet, Some(waited)) = (rest.is_zero(), &asked, self.timeout) {
+                if let (true, Ok(Poll::Pending), Some(waited)) = (rest.is_zero(), &asked, self.timeout) {
                     let reading = state.with(py, |state| state.run.reading());
                     return Err(front.raise(py, Error::Timeout { waited, reading }));
                 }
@@ -492,17 +490,16 @@ impl<F: Front> Loop<F> {
             // Most items are ready already: there is no reason to release the GIL and wait to get it back.
             None => state.with(py, next),
         };
-        if !matches!(asked, Asked::Item(_) | Asked::NotYet) {
+        if matches!(asked, Ok(Poll::Ready(None)) | Err(_)) {
             // What the end of the program, or another iteration, cut off has not come to its end.
             check_end(py).and_then(|()| self.shared.check(py))?;
         }
         match asked {
-            Asked::Item(item) => Ok(Poll::Ready(Some(item))),
-            Asked::NotYet => Ok(Poll::Pending),
-            Asked::Failed(error) => Err(front.raise(py, error)),
-            Asked::Closed => Err(closed(py)),
-            Asked::Replaced => Err(replaced(py)),
-            Asked::End => front.tell_end(py).map(|()| Poll::Ready(None)),
+            Ok(Poll::Ready(None)) => front.tell_end(py).map(|()| Poll::Ready(None)),
+            Ok(found) => Ok(found),
+            Err(Refused::Failed(error)) => Err(front.raise(py, error)),
+            Err(Refused::Closed) => Err(closed(py)),
+            Err(Refused::Replaced) => Err(replaced(py)),
         }
     }
 
