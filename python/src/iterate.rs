@@ -535,9 +535,9 @@ impl<F: Front> Loop<F> {
             Poll::Ready(None) => Err(PyStopIteration::new_err(())),
             Poll::Ready(Some(mut item)) => {
                 let (shared, number, object) = (self.shared.clone(), self.number(), object(&item)?);
-                Ok(Some(Taken::new(object, move |py, left| match left {
-                    Left::Out => shared.front.handed_out(py, &mut item),
-                    left => shared.put_back(py, number, item, left == Left::Back),
+                Ok(Some(Taken::new(object, move |py, again| match again {
+                    None => shared.front.handed_out(py, &mut item),
+                    Some(again) => shared.put_back(py, number, item, again),
                 })))
             }
         }
@@ -597,17 +597,6 @@ impl<F: Front> Drop for Loop<F> {
     }
 }
 
-/// What becomes of an item that was taken.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Left {
-    /// The loop gets it.
-    Out,
-    /// The next call has it again.
-    Back,
-    /// A function of the program failed for it.
-    Gone,
-}
-
 /// An item that was taken for the loop. If `_loop.py` does not hand it out, for example after Ctrl-C, the next call
 /// returns it again, unless a function of the program failed for it.
 #[pyclass(frozen, module = "twinbuf._twinbuf", name = "_Taken")]
@@ -617,16 +606,20 @@ pub(crate) struct Taken {
     leave: Mutex<Option<Leave>>,
 }
 
-type Leave = Box<dyn FnOnce(Python<'_>, Left) + Send>;
+/// Hands the item out, or if there is a boolean, takes it back, to come again or not.
+type Leave = Box<dyn FnOnce(Python<'_>, Option<bool>) + Send>;
 
 impl Taken {
-    pub(crate) fn new(item: Py<PyAny>, leave: impl FnOnce(Python<'_>, Left) + Send + 'static) -> Self {
+    pub(crate) fn new(
+        item: Py<PyAny>,
+        leave: impl FnOnce(Python<'_>, Option<bool>) + Send + 'static,
+    ) -> Self {
         Self { item, leave: Mutex::new(Some(Box::new(leave))) }
     }
 
-    fn leave(&self, py: Python<'_>, left: Left) {
+    fn leave(&self, py: Python<'_>, again: Option<bool>) {
         let leave = lock(&self.leave).take();
-        leave.into_iter().for_each(|leave| leave(py, left));
+        leave.into_iter().for_each(|leave| leave(py, again));
     }
 }
 
@@ -635,22 +628,17 @@ impl Taken {
     /// The loop gets it. It is an attribute because no signal is handled between a store to one and a return.
     #[setter]
     fn set_handed_out(&self, py: Python<'_>, _yes: bool) {
-        self.leave(py, Left::Out);
+        self.leave(py, None);
     }
 
-    /// The next call has it again.
-    fn back(&self, py: Python<'_>) {
-        self.leave(py, Left::Back);
-    }
-
-    /// Nobody has it again: a function of the program failed for it.
-    fn gone(&self, py: Python<'_>) {
-        self.leave(py, Left::Gone);
+    /// The next call has it ``again``, or nobody: a function of the program failed for it.
+    fn back(&self, py: Python<'_>, again: bool) {
+        self.leave(py, Some(again));
     }
 }
 
 impl Drop for Taken {
     fn drop(&mut self) {
-        Python::try_attach(|py| self.leave(py, Left::Back));
+        Python::try_attach(|py| self.leave(py, Some(true)));
     }
 }

@@ -96,14 +96,14 @@ class Loop(Generic[T]):
                     try:
                         found = called("map", self._map, found)
                     except Exception:
-                        taken.gone()  # or it would fail again
+                        taken.back(again=False)  # or it would fail again
                         raise
                 self._count += 1
                 # From here to the end nothing is called, so no signal is handled.
                 taken.handed_out = True
                 return found  # type: ignore[no-any-return]
             except BaseException:
-                taken.back()
+                taken.back(again=True)
                 raise
         finally:
             if line is not None and mine in line:
