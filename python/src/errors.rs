@@ -128,17 +128,15 @@ pub(crate) fn option(py: Python<'_>, error: impl fmt::Display) -> PyErr {
 /// the batch.
 pub(crate) fn loading(py: Python<'_>, error: Error) -> PyErr {
     let whole = chain(&error);
+    let of = |class, at| raise(py, Failure { at, ..Failure::new(class, &*whole) });
     match error {
         Error::Load { at, source } | Error::Transform { at: Some(at), source } => load(py, whole, at, source),
         Error::Transform { at: None, source } => of_transform(py, source),
         Error::Length { at, .. } | Error::Panicked { at, .. } | Error::ThreadGone { at } => {
-            raise(py, Failure { at: Some(at), ..Failure::new("LoaderError", whole) })
+            of("LoaderError", Some(at))
         }
-        Error::Timeout { reading, .. } => {
-            let at = reading.map(|reading| reading.at);
-            raise(py, Failure { at, ..Failure::new("LoaderTimeoutError", whole) })
-        }
-        Error::Forked { at } => raise(py, Failure { at: Some(at), ..Failure::new("ForkedError", whole) }),
+        Error::Timeout { reading, .. } => of("LoaderTimeoutError", reading.map(|reading| reading.at)),
+        Error::Forked { at } => of("ForkedError", Some(at)),
         Error::Checkpoint { field, wanted, found } => {
             let told = |text: &str| match field {
                 "last_batch" => (if text == "Drop" { "True" } else { "False" }).to_string(),
@@ -157,14 +155,14 @@ pub(crate) fn loading(py: Python<'_>, error: Error) -> PyErr {
         Error::Open(error) => raise(py, Failure::of_file(&error).told(|_| whole)),
         Error::Fingerprint(source) => match source.downcast::<mmap::Error>() {
             Ok(error) => raise(py, Failure::of_file(&error)),
-            Err(_) => raise(py, Failure::new("LoaderError", whole)),
+            Err(_) => of("LoaderError", None),
         },
         Error::Write(why) => {
             let failure = Failure::of_writing(why.path, &why.source).told(|_| whole);
             raise(py, Failure { offset: Some(why.offset), ..failure })
         }
         Error::Trace { path, source } => raise(py, Failure::of_writing(path, &source).told(|_| whole)),
-        _ => raise(py, Failure::new("LoaderError", whole)),
+        _ => of("LoaderError", None),
     }
 }
 

@@ -370,10 +370,7 @@ impl Front for Ahead {
 
     fn raise(&self, py: Python<'_>, error: Error) -> PyErr {
         match error {
-            Error::Load { at, source } => match source.downcast::<PyErr>() {
-                Ok(raised) => *raised,
-                Err(source) => errors::loading(py, Error::Load { at, source }),
-            },
+            Error::Load { source, .. } if source.is::<PyErr>() => errors::of_transform(py, source),
             error => errors::loading(py, error),
         }
     }

@@ -376,16 +376,11 @@ impl Loader {
         let close = |loader: twinbuf::Loader| loader.close_timeout(waits.saturating_sub(since.elapsed()));
         let closed = detached(py, || run.map_or(Ok(()), close));
         raised?;
-        closed.map_err(|error| {
-            errors::loading(
-                py,
-                match error {
-                    Error::Timeout { reading: found, .. } => {
-                        Error::Timeout { waited: limit, reading: found.or(reading) }
-                    }
-                    error => error,
-                },
-            )
+        closed.map_err(|mut error| {
+            if let Error::Timeout { waited, reading: found, .. } = &mut error {
+                (*waited, *found) = (limit, found.take().or(reading));
+            }
+            errors::loading(py, error)
         })
     }
 
