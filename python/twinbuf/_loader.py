@@ -269,7 +269,7 @@ class Loader(_Loader, Generic[Made]):
         """
         self._check()
         if self._sender is not None:
-            self._end_iteration(closes, next(iter(self._sender.place), None))
+            self._end_iteration(closes, self._sender.last())
             if not self._sender.stop(timeout):
                 raise LoaderTimeoutError(f"wanted the end of a load within {timeout or 0:.3f} s")
 
@@ -304,7 +304,7 @@ class Loader(_Loader, Generic[Made]):
         """
         position = self._position()
         if self._sender is not None:
-            position = next(iter(self._sender.place), position)
+            position = self._sender.last() or position
         state: dict[str, Any] = json.loads(position.text())
         # A distributed checkpoint of torch takes dicts in a list apart, and loads only fields that the state
         # of the new loader has: the list has lists of numbers, and no field is left out.

@@ -264,10 +264,14 @@ class Sender:
         # The last step: before it, Ctrl-C undoes all.
         loop._items = items
 
+    def last(self) -> Any:
+        """Return the position after the last batch that the loop received, or None: the loader's own."""
+        return next(iter(self.place), None)
+
     def at(self) -> Any:
         """Return the position of a loop under way, None if there is none."""
         items = self._items()
-        return None if items is None or items.is_closed else next(iter(self.place), None)
+        return None if items is None or items.is_closed else self.last()
 
     def catch_up(self) -> None:
         """Wait for the device, as part of the use of the last batch. A forked child has no device."""
