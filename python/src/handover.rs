@@ -397,7 +397,7 @@ pub(crate) struct Items {
 impl Items {
     #[new]
     #[pyo3(signature = (
-        parts, depth, *, place=None, thread=None, rounds=None, lockstep=false, overlap=true, name="", trace=None,
+        parts, depth, *, place=None, thread=None, rounds=None, waits=false, overlap=true, name=None, trace=None,
         epoch=0
     ))]
     #[allow(clippy::too_many_arguments, reason = "keywords")]
@@ -408,9 +408,9 @@ impl Items {
         place: Option<Py<PyList>>,
         thread: Option<&Bound<'_, Thread>>,
         rounds: Option<u64>,
-        lockstep: bool,
+        waits: bool,
         overlap: bool,
-        name: &str,
+        name: Option<String>,
         trace: Option<std::path::PathBuf>,
         epoch: u64,
     ) -> PyResult<Self> {
@@ -419,14 +419,12 @@ impl Items {
         let (parts, all) = (Object::new(parts), rounds.unwrap_or(u64::MAX));
         let builder = pipe::builder(vec![(); depth]).driven().overlap(overlap);
         let builder = if rounds.is_some() { builder.rounds() } else { builder };
-        let name = Some(name.to_owned()).filter(|name| !name.is_empty());
         let builder = name.iter().fold(builder, |builder, name| builder.name(name));
         let builder = trace.into_iter().fold(builder, |builder, path| builder.trace(path));
         let mut pipe = detached(py, || builder.build()).map_err(|error| errors::loading(py, error))?;
         pipe.begin(epoch, (0..all).map(|_| ()), if rounds.is_some() { 0 } else { all });
         let driven = Mutex::new(pipe.driven().pop());
         let (made, rounds) = (Mutex::default(), rounds.is_some());
-        let waits = rounds && !lockstep;
         let front = Ahead { made, parts, making, rounds, place };
         let run = Run::Running(pipe::Items::owned(pipe));
         let shared = iterate::Shared::new(front, name, run);

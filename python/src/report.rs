@@ -100,8 +100,7 @@ impl Recorder {
 impl Recorder {
     /// ``workers``: the items come from threads or processes of the iterable.
     #[new]
-    pub(crate) fn new(py: Python<'_>, name: &str, trace: Option<PathBuf>, workers: bool) -> PyResult<Self> {
-        let name = Some(name).filter(|name| !name.is_empty());
+    fn new(py: Python<'_>, name: Option<&str>, trace: Option<PathBuf>, workers: bool) -> PyResult<Self> {
         let recorder = LoopRecorder::new(name, trace.map(Trace::new), workers);
         recorder.map(|recorder| Self(Mutex::new(recorder))).map_err(|error| errors::loading(py, error))
     }

@@ -88,9 +88,8 @@ def generate(
         if function is not None:
             instance_of(argument, Callable, function, "a function")
     numbers = map(partial(called, "make", instance_of("make", Callable, make, "a function")), count())
-    lockstep = before is not None
     items: _Items[T] = _Items(
-        (numbers, None, None), 1, rounds=limit, lockstep=lockstep, name=name, trace=trace
+        (numbers, None, None), 1, rounds=limit, waits=before is None, name=name or None, trace=trace
     )
     starter(items, name or "twinbuf-generate")()
     return items if before is None and after is None else _Hooked(items, before, after, limit)

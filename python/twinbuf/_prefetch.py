@@ -223,7 +223,7 @@ class Prefetcher(Around[T]):
             self._depth,
             place=place,
             thread=thread,
-            name=self._name,
+            name=self._name or None,
             trace=self._trace,
             epoch=self._epochs,
         )

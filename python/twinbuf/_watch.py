@@ -83,7 +83,7 @@ class Watched(Around[T]):
         self._own: Callable[[], Any] | None = getattr(iterable, "report", None) if ours else None
         workers = getattr(iterable, "num_workers", 0)
         ahead = isinstance(workers, int) and workers > 0 and not isinstance(iterable, Prefetcher)
-        self._recorder = _Recorder(name=name, trace=path_or_none("trace", trace), workers=ahead)
+        self._recorder = _Recorder(name=name or None, trace=path_or_none("trace", trace), workers=ahead)
         self._epochs = 0
 
     def __iter__(self) -> Iterator[T]:
