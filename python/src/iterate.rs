@@ -535,10 +535,11 @@ impl<F: Front> Loop<F> {
             Poll::Ready(None) => Err(PyStopIteration::new_err(())),
             Poll::Ready(Some(mut item)) => {
                 let (shared, number, object) = (self.shared.clone(), self.number(), object(&item)?);
-                Ok(Some(Taken::new(object, move |py, again| match again {
+                let leave: Leave = Box::new(move |py, again| match again {
                     None => shared.front.handed_out(py, &mut item),
                     Some(again) => shared.put_back(py, number, item, again),
-                })))
+                });
+                Ok(Some(Taken { item: object, leave: Mutex::new(Some(leave)) }))
             }
         }
     }
@@ -610,13 +611,6 @@ pub(crate) struct Taken {
 type Leave = Box<dyn FnOnce(Python<'_>, Option<bool>) + Send>;
 
 impl Taken {
-    pub(crate) fn new(
-        item: Py<PyAny>,
-        leave: impl FnOnce(Python<'_>, Option<bool>) + Send + 'static,
-    ) -> Self {
-        Self { item, leave: Mutex::new(Some(Box::new(leave))) }
-    }
-
     fn leave(&self, py: Python<'_>, again: Option<bool>) {
         let leave = lock(&self.leave).take();
         leave.into_iter().for_each(|leave| leave(py, again));
