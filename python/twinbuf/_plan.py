@@ -18,12 +18,7 @@ from .errors import OptionError
 _CHUNK = 1 << 20
 
 
-class _Window(NamedTuple):
-    chunks: int
-    records: int | None
-
-
-class Window(_Window):
+class Window(NamedTuple("_Window", [("chunks", int), ("records", int | None)])):
     """A shuffle that mixes the records of ``chunks`` chunks at a time. They come from all over the files.
 
     A chunk has ``records`` records; by default as many as fit in 1 MiB, of all data sets together, and at
@@ -38,11 +33,7 @@ class Window(_Window):
         return f"Window({self.chunks})" if self.records is None else f"Window({self.chunks}, {self.records})"
 
 
-class _Chunks(NamedTuple):
-    records: int
-
-
-class Chunks(_Chunks):
+class Chunks(NamedTuple("_Chunks", [("records", int)])):
     """A shuffle of chunks of ``records`` consecutive records. The order within a chunk is kept."""
 
     def __new__(cls, records: SupportsIndex) -> Self:
