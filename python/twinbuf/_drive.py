@@ -61,12 +61,7 @@ def starter(items: _Items[Any], name: str, upload: Upload | None = None) -> Call
         modes.append(upload.using)
     context = contextvars.copy_context()
     context.run(ahead.set, True)
-    return partial(_start, name, _drive, weakref.ref(items), context, modes)
-
-
-def fill(worker: _Filler, name: str | None) -> None:
-    """Start a thread that fills slots of the loader of this name."""
-    _start(f"{name or 'twinbuf'}-read", _fill, worker)
+    return partial(start, name, _drive, weakref.ref(items), context, modes)
 
 
 class Turn:
@@ -158,7 +153,8 @@ def tell(line: str) -> Any:
         return _thread.allocate_lock()
 
 
-def _start(name: str, target: Callable[..., None], *arguments: object) -> None:
+def start(name: str, target: Callable[..., None], *arguments: object) -> None:
+    """Start a thread that calls the function."""
     failed: list[BaseException] = []
 
     def begin() -> None:
@@ -281,7 +277,8 @@ def _close(worker: _Worker) -> None:
     del parts, items
 
 
-def _fill(worker: _Filler) -> None:
+def fill(worker: _Filler) -> None:
+    """Fill slots in a thread, until the loader is closed."""
     while worker.next():
         try:
             _answer(worker)

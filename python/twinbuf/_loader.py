@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from . import _values as values
-from ._drive import InTurn, fill, fill_one
+from ._drive import InTurn, fill, fill_one, start
 from ._loop import Epochs, Sender, sender
 from ._plan import Plan
 from ._records import Records
@@ -198,7 +198,7 @@ class Loader(_Loader, Generic[Made]):
             to_device.copy_stream = copy_stream
         for filler in self._fillers():
             if overlaps:
-                fill(filler, name)
+                start(f"{name or 'twinbuf'}-read", fill, filler)
             else:
                 self._filler, self._make = filler, partial(InTurn(), partial(fill_one, filler))
         self._tell_overridden(workers, overlap)

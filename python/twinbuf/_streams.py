@@ -301,7 +301,12 @@ class Upload:
             slot = self._slots[0]
             if copies.bounced:
                 self._slots.rotate()
-                self._bounce(copies, slot)
+                host = slot.reserve(copies.nbytes, self._streams)
+            for source, out, offset in copies.bounced:
+                nbytes = out.numel() * out.element_size()
+                place = host[offset : offset + nbytes].view(out.dtype).as_strided(out.shape, out.stride())
+                _fill(place, source)
+                self._streams.copy(out, place)
             for source, out in copies.direct:
                 self._streams.copy(out, source)
         copied = _after(self._side, self._streams)
@@ -337,14 +342,6 @@ class Upload:
             return self._streams.move(part.item, part.pinned) if isinstance(part, _Late) else part
 
         return map_leaves(move, sent.item)
-
-    def _bounce(self, copies: _Copies, slot: _Slot) -> None:
-        host = slot.reserve(copies.nbytes, self._streams)
-        for source, out, offset in copies.bounced:
-            nbytes = out.numel() * out.element_size()
-            place = host[offset : offset + nbytes].view(out.dtype).as_strided(out.shape, out.stride())
-            _fill(place, source)
-            self._streams.copy(out, place)
 
 
 class Download:
