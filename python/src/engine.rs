@@ -115,9 +115,7 @@ impl Front for Batches {
     }
 
     fn take_back(&self, state: &mut State) -> Option<Arc<Lease>> {
-        let lease = state.put_back.take()?;
-        (state.own.before, state.own.stepping) = (None, true);
-        Some(lease)
+        state.put_back.take().inspect(|_| (state.own.before, state.own.stepping) = (None, true))
     }
 
     /// The batch of an interrupt is read again when the loop asks for it, and not before: `close` would raise what a
