@@ -107,37 +107,35 @@ impl How {
     fn open(&self, py: Python<'_>) -> PyResult<Files> {
         let cut = self.windows.map_or(Cut::Rows, |(rows, stride)| Cut::Windows { rows, stride });
         let options = twinbuf::Records::options().skip_short(self.skip_short);
-        let (paths, failed) = (&self.paths, |error| unopened(py, &error));
-        let ragged = match (&*self.kind, &self.argument) {
-            (_, Some(Argument::Indexes(indexes))) => {
-                let (wanted, found) = (paths.len(), indexes.len());
-                if wanted != found {
-                    let wanted = format!("one for each of {wanted} files");
-                    return Err(wrong(format!("indexes: wanted {wanted}, found {found}")));
-                }
-                Some(detached(py, || RaggedRecords::open_indexed(paths.iter().zip(indexes))))
+        let paths = &self.paths;
+        if let Some(Argument::Indexes(indexes)) = &self.argument {
+            let (wanted, found) = (paths.len(), indexes.len());
+            if wanted != found {
+                let wanted = format!("one for each of {wanted} files");
+                return Err(wrong(format!("indexes: wanted {wanted}, found {found}")));
             }
-            ("open_megatron", _) => Some(detached(py, || RaggedRecords::open_megatron(paths))),
-            _ => None,
-        };
-        if let Some(opened) = ragged {
-            return opened.map(|records| Files::Ragged(Arc::new(records))).map_err(failed);
         }
+        let fixed = |records| Files::Fixed(Arc::new(records));
+        let ragged = |records| Files::Ragged(Arc::new(records));
         let opened = detached(py, || {
             PyResult::Ok(match (&*self.kind, &self.argument) {
-                (_, Some(Argument::Bytes(bytes))) => options.open(paths, *bytes),
+                (_, Some(Argument::Indexes(indexes))) => {
+                    RaggedRecords::open_indexed(paths.iter().zip(indexes)).map(ragged)
+                }
+                ("open_megatron", _) => RaggedRecords::open_megatron(paths).map(ragged),
+                (_, Some(Argument::Bytes(bytes))) => options.open(paths, *bytes).map(fixed),
                 ("open_headerless", Some(Argument::Name(dtype))) => {
-                    options.open_headerless(paths, dtype::parse(dtype)?, cut)
+                    options.open_headerless(paths, dtype::parse(dtype)?, cut).map(fixed)
                 }
                 ("open_safetensors", Some(Argument::Name(name))) => {
-                    options.open_safetensors(paths, name, cut)
+                    options.open_safetensors(paths, name, cut).map(fixed)
                 }
-                (_, Some(Argument::Name(name))) => options.open_npz(paths, name, cut),
-                ("open_llm_c", _) => options.open_llm_c(paths, cut),
-                _ => options.open_npy(paths, cut),
+                (_, Some(Argument::Name(name))) => options.open_npz(paths, name, cut).map(fixed),
+                ("open_llm_c", _) => options.open_llm_c(paths, cut).map(fixed),
+                _ => options.open_npy(paths, cut).map(fixed),
             })
         });
-        opened?.map(|records| Files::Fixed(Arc::new(records))).map_err(failed)
+        opened?.map_err(|error| unopened(py, &error))
     }
 }
 
