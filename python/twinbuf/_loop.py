@@ -24,7 +24,7 @@ from ._twinbuf import _Items, _Thread
 if TYPE_CHECKING:
     from ._loader import Loader
     from ._report import Report
-    from ._twinbuf import _Epochs, _Taken
+    from ._twinbuf import _Taken
 
 T = TypeVar("T")
 
@@ -142,7 +142,7 @@ class Loop(Generic[T]):
 class Epochs(Loop[T]):
     """The batches of a loader with ``map``, with a device, or with code of the program but no overlap."""
 
-    def __init__(self, loader: Loader[Any], epochs: _Epochs[Any]) -> None:
+    def __init__(self, loader: Loader[Any], epochs: Any) -> None:
         super().__init__(None, None, loader._make, loader._map)
         self._loader, self._epochs = loader, epochs
         self._begins = InTurn()
@@ -166,7 +166,7 @@ class Epochs(Loop[T]):
             sender.begin(self, source, epochs._sent, epochs._position)
 
     def __len__(self) -> int:
-        return max(0, self._epochs.all() - self._count)
+        return max(0, self._epochs.all() - self._count)  # type: ignore[no-any-return]
 
     def report(self) -> Report:
         return self._loader.report()
