@@ -260,7 +260,7 @@ def _make(worker: _Worker, only: bool = False) -> Any:
             more = worker.answer(item, state, only)
             del item, state
     except BaseException as error:
-        worker.fail(_cut(error), here := only and _interrupts(error))
+        worker.fail(_cut(error), here := only and not isinstance(error, Exception))
         if here:
             raise
 
@@ -286,15 +286,11 @@ def fill(worker: _Filler) -> None:
             worker.answer(b"", error, False)
 
 
-def _interrupts(error: BaseException) -> bool:
-    """Return whether to raise this in the loop's thread that has it: the answer may reach another thread."""
-    return not isinstance(error, Exception)
-
-
 def _answer(worker: _Filler, only: bool = False) -> BaseException | None:
     """Make the call that the worker waits for. What it refers to is free again before the thread waits.
 
-    Returns what the thread is to raise, if it is one of the loop's, which makes ``only`` this.
+    Returns what is no `Exception`, such as Ctrl-C, if a thread of the loop calls this, for ``only`` one call.
+    That thread raises it itself: the answer may reach another one.
     """
     made, raised = b"", None
     try:
@@ -305,7 +301,7 @@ def _answer(worker: _Filler, only: bool = False) -> BaseException | None:
         _clear(raised)
     if not worker.is_returned():
         gc.collect()  # perhaps a cycle that nothing uses
-    here = only and raised is not None and _interrupts(raised)
+    here = only and not isinstance(raised, Exception | None)
     worker.answer(made, raised, here)
     return raised if here else None
 
