@@ -49,8 +49,8 @@ struct Desk {
 
 thread_local! {
     static DESK: RefCell<Desk> = RefCell::default();
-    /// The numbers of the loaders for which this thread is making a call: a wait for such a loader would be a deadlock. There may be
-    /// several: a data set may read from another loader.
+    /// The numbers of the loaders for which this thread is making a call: a wait for such a loader would be a deadlock.
+    /// There may be several: a data set may read from another loader.
     static CALLING: RefCell<Vec<usize>> = const { RefCell::new(Vec::new()) };
 }
 

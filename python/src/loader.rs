@@ -264,12 +264,12 @@ impl Loader {
         Ok(())
     }
 
-    /// The number of steps of this rank in the epoch under way, or in the next one. ``sends`` tells whether batches are sent
-    /// to a device ahead of the loop. If so and a loop is under way, ``at`` is its position.
-    fn _len(&self, py: Python<'_>, sends: bool, at: Option<&Position>) -> PyResult<usize> {
+    /// The number of steps of this rank in the epoch under way, or in the next one. If batches are sent to a device ahead of
+    /// the loop, and a loop is under way, ``at`` is its position.
+    fn _len(&self, py: Python<'_>, at: Option<&Position>) -> PyResult<usize> {
         self.shared.front.may_ask(py)?;
         let (plan, next) = (&self.plan.get().inner, self.shared.front.next_epoch.load(Ordering::Relaxed));
-        let at = at.map(|at| &at.0);
+        let (sends, at) = (self._recorder.is_some(), at.map(|at| &at.0));
         let found = self.shared.state.ask(py, |state| state.steps(plan, next, sends, at));
         // In a forked process that cannot ask, what the plan alone tells.
         length(found.unwrap_or_else(|_| plan.steps(next)))

@@ -252,7 +252,7 @@ class Loader(_Loader, Generic[Made]):
 
     def __len__(self) -> int:
         """Return the number of steps of this rank in the epoch under way, or in the next one."""
-        return self._len(self._sender is not None, self._sender and self._sender.at())
+        return self._len(self._sender and self._sender.at())
 
     def _iterate(
         self, timeout: float | None, which: tuple[int, int] | None = None, single: bool = True
