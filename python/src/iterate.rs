@@ -193,10 +193,7 @@ impl<F: Front> State<F> {
             return Ok(Poll::Ready(Some(item)));
         }
         let Run::Running(items) = &mut self.run else { return Ok(Poll::Ready(None)) };
-        let found = match timeout.is_zero() {
-            true => items.try_next(),
-            false => items.next_timeout(timeout),
-        };
+        let found = if timeout.is_zero() { items.try_next() } else { items.next_timeout(timeout) };
         Ok(match found {
             Poll::Pending => Poll::Pending,
             Poll::Ready(Some(Ok(found))) => {
@@ -291,8 +288,7 @@ impl<F: Front> Shared<F> {
         let shared = Arc::new(Self { state: Locked::new(state), front, name });
         let mut all = lock(&ALL);
         all.retain(|shared| shared.strong_count() > 0);
-        let weak = Arc::downgrade(&shared);
-        all.push(weak);
+        all.push(Arc::<Self>::downgrade(&shared));
         shared
     }
 

@@ -149,10 +149,8 @@ impl Loader {
     ) -> PyResult<Self> {
         let (builder, objects) = options.prepare(py, plan.get())?;
         let failed = |error| errors::loading(py, error);
-        let asked_depth = match options.depth {
-            Some(depth) => depth,
-            None => builder.wanted_slots().map_err(failed)?.0,
-        };
+        let default = || builder.wanted_slots().map(|(count, _)| count);
+        let asked_depth = options.depth.map_or_else(default, Ok).map_err(failed)?;
         let builder = builder.from_env().map_err(failed)?;
         let (depth, slot) = builder.wanted_slots().map_err(failed)?;
         let lent = |(start, owner): (usize, Py<PyAny>)| {
@@ -173,11 +171,8 @@ impl Loader {
         let fillers = built.driven().into_iter();
         let fillers = fillers.map(|driven| Filler::new(driven, number, quick)).collect();
         let (breakdown, foreign) = (built.breakdown(), !objects.is_empty());
-        let names = match options.names {
-            Some(names) => Names::Dict(names.into()),
-            None if options.tuple => Names::Tuple,
-            None => Names::One,
-        };
+        let without = if options.tuple { Names::Tuple } else { Names::One };
+        let names = options.names.map_or(without, |names| Names::Dict(names.into()));
         let _recorder = Recorder::of(py, &built, options.sends)?;
         let (overlap, next_epoch) = (settings.overlap, AtomicU64::default());
         let front = Batches { names, breakdown, overlap, foreign, number, next_epoch };
@@ -301,10 +296,8 @@ impl Loader {
         };
         let mut fields: serde_json::Value = serde_json::from_str(state).map_err(wrong)?;
         let own = self.plan.get().inner.last_batch();
-        let last = fields.pointer_mut("/plan/last_batch");
-        if let (true, Some(last)) =
-            (own != LastBatch::Drop, last.filter(|last| *last == "keep" || *last == "wrap"))
-        {
+        let last = fields.pointer_mut("/plan/last_batch").filter(|last| *last == "keep" || *last == "wrap");
+        if let Some(last) = last.filter(|_| own != LastBatch::Drop) {
             // `drop_last=False` means `keep` for one rank and `wrap` for several. Both have the same steps and the same
             // records before each step, so a state of one fits the other.
             *last = serde_json::to_value(own).map_err(wrong)?;

@@ -191,11 +191,10 @@ impl Plan {
             (_, None) => format!(", records=[{} numbers]", plan.records()),
         };
         let steps = plan.epoch_steps().map_or(String::new(), |steps| format!(", steps={steps}"));
+        let (of, seed) = (self.of.unwrap_or(plan.list().range().end), plan.seed());
+        let tail = if self.drop_last() { "True" } else { "False" };
         format!(
-            "Plan({}, {batch}{list}{steps}, shuffle={shuffle}, seed={}, rank={rank}, world={world}, drop_last={})",
-            self.of.unwrap_or(plan.list().range().end),
-            plan.seed(),
-            if self.drop_last() { "True" } else { "False" },
+            "Plan({of}, {batch}{list}{steps}, shuffle={shuffle}, seed={seed}, rank={rank}, world={world}, drop_last={tail})"
         )
     }
 }

@@ -346,11 +346,10 @@ fn normal(
         transform = transform.normalise(&scale, &shift).map_err(wrong)?;
     }
     if planar {
-        let [.., height, width, _] = record.shape() else {
-            return Err(wrong(format!(
-                "planar: wanted records that end in height, width and channels, found {:?}",
-                record.shape()
-            )));
+        let shape = record.shape();
+        let [.., height, width, _] = shape else {
+            let wanted = "records that end in height, width and channels";
+            return Err(wrong(format!("planar: wanted {wanted}, found {shape:?}")));
         };
         transform = transform.planar(height * width).map_err(wrong)?;
     }
