@@ -50,7 +50,8 @@ def run_program(code: str, *arguments: object, **options: Any) -> tuple[int, str
     """Run the code in a process of its own. Return its exit code, its output and its errors."""
     command = [sys.executable, "-X", "faulthandler", "-c", code, *map(str, arguments)]
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=500, env=environment, **options)
+    options = {"capture_output": True, "text": True, "timeout": 500, "env": environment} | options
+    done = subprocess.run(command, **options)
     return done.returncode, done.stdout, done.stderr
 
 
