@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import json
 import os
 import re
 import signal
@@ -11,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -19,6 +21,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import safetensors.torch
 import torch
 from safetensors.numpy import save_file
 
@@ -57,7 +60,9 @@ def run_program(code: str, *arguments: object, **options: Any) -> tuple[int, str
 
 def in_a_fork(run: Callable[[], int]) -> int:
     """Return the exit code of a forked child: what the function returns, or 1 if it raises."""
-    if (child := os.fork()) == 0:
+    with warnings.catch_warnings(action="ignore"):  # of the threads
+        child = os.fork()
+    if child == 0:
         code = 1
         try:
             code = run()
@@ -87,6 +92,15 @@ def refused(error: Any, calls: Iterable[tuple[Callable[[], object], str]]) -> No
             assert re.search(message, str(caught)), (message, str(caught))
         else:
             pytest.fail(f"nothing was raised; wanted {message}")
+
+
+def spans(trace: Path) -> dict[str, list[dict[str, Any]]]:
+    """Return the spans in the file, by name."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for event in json.loads(trace.read_text()):
+        if event["ph"] == "X":
+            found.setdefault(event["name"], []).append(event)
+    return found
 
 
 def wait_for_threads() -> None:
@@ -129,6 +143,14 @@ class Case:
 def saved(path: Path, array: np.ndarray) -> tb.Records:
     np.save(path, array)
     return tb.Records.open_npy(path)
+
+
+def indexed(folder: Path, records: Iterable[bytes]) -> tb.Records:
+    """Records of any length."""
+    texts = list(records)
+    (folder / "ragged.bin").write_bytes(b"".join(texts))
+    np.save(folder / "ragged.npy", np.cumsum([0, *map(len, texts)]))
+    return tb.Records.open_indexed(folder / "ragged.bin", folder / "ragged.npy")
 
 
 def windows(rows: np.ndarray, size: int, stride: int) -> np.ndarray:
@@ -177,11 +199,15 @@ def npy(tmp_path: Path) -> Case:
     return make(tmp_path, "npy")
 
 
+def model_of(folder: Path, tensors: dict[str, torch.Tensor]) -> tb.Tensors:
+    safetensors.torch.save_file(tensors, folder / "model.safetensors")
+    return tb.Tensors.open(folder / "model.safetensors")
+
+
 @pytest.fixture
 def model(tmp_path: Path) -> tb.Tensors:
     """One tensor `a`, of three numbers."""
-    save_file({"a": np.zeros(3)}, tmp_path / "a.safetensors")
-    return tb.Tensors.open(tmp_path / "a.safetensors")
+    return model_of(tmp_path, {"a": torch.zeros(3, dtype=torch.float64)})
 
 
 @pytest.fixture
@@ -203,8 +229,6 @@ def numbers(tmp_path: Path) -> Callable[..., tb.Loader]:
 
 def every_dtype(folder: Path) -> list[tuple[torch.dtype, Path]]:
     """A safetensors file for each of most types that torch and the format share."""
-    from safetensors.torch import save_file as save
-
     files = []
     for dtype in (
         *(torch.bool, torch.uint8, torch.int8, torch.int16, torch.uint16, torch.int32, torch.uint32),
@@ -212,6 +236,6 @@ def every_dtype(folder: Path) -> list[tuple[torch.dtype, Path]]:
         *(torch.float8_e4m3fn, torch.float8_e5m2),
     ):
         path = folder / f"{dtype}.safetensors"
-        save({"x": torch.arange(24).remainder(2).reshape(6, 4).to(dtype)}, path)
+        safetensors.torch.save_file({"x": torch.arange(24).remainder(2).reshape(6, 4).to(dtype)}, path)
         files.append((dtype, path))
     return files

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -30,3 +31,18 @@ def loader_of(data: Any, batch: Any, **options: Any) -> Any:
     import twinbuf as tb
 
     return tb.Loader(data, tb.Plan(data, batch), **options)
+
+
+class Gated(Numbers):
+    """Reads no batch with a number from `first` on before `go`; `asked` is set where it begins to wait."""
+
+    def __init__(self, first: int = 0) -> None:
+        super().__init__()
+        self.go, self.asked = threading.Event(), threading.Event()
+        self.first = first
+
+    def read_into(self, indices: Any, out: Any) -> None:
+        if indices[-1] >= self.first:
+            self.asked.set()
+            self.go.wait()
+        super().read_into(indices, out)

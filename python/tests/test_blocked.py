@@ -13,7 +13,7 @@ from typing import Any
 import blocked
 import pytest
 from conftest import in_threads, run_program
-from sets import Numbers, loader_of
+from sets import Gated, Numbers, loader_of
 
 import twinbuf as tb
 from twinbuf import _drive, _loop
@@ -35,7 +35,7 @@ def test_a_program_ends(code: str, end: str, tmp_path: Path) -> None:
 DROPPED = """
 import atexit, contextlib, threading
 from late import Late
-from sets import Numbers, loader_of
+from sets import Gated, Numbers, loader_of
 
 within = []
 
@@ -89,7 +89,7 @@ def test_the_exit_waits_for_a_thread_that_drops_the_loader() -> None:
 STARVED = """
 import os, threading
 import numpy as np
-from sets import Numbers, loader_of
+from sets import Gated, Numbers, loader_of
 
 inside, numbers = threading.Event(), np.random.default_rng(0).random(400_000)
 
@@ -154,14 +154,8 @@ def test_a_close_does_not_free_what_a_read_in_progress_keeps() -> None:
     assert run_program(KEPT) == (0, f"{2 << 19}\n", "")
 
 
-def gated() -> tuple[Numbers, threading.Event]:
-    """A data set whose record 4 is not read before the event."""
-    go = threading.Event()
-    return Numbers(8, lambda indices: indices[0] == 4 and go.wait()), go
-
-
 def test_a_wait_with_a_limit_says_what_is_read_and_loses_nothing() -> None:
-    data, go = gated()
+    data = Gated(4)
     loader = loader_of(data, 2, name="train")
     assert loader.reading() is None
     items = loader.epochs(1, timeout=0.05)
@@ -174,7 +168,7 @@ def test_a_wait_with_a_limit_says_what_is_read_and_loses_nothing() -> None:
     reading = loader.reading()
     assert reading is not None and (reading["epoch"], reading["step"]) == (0, 2)
     assert reading["seconds"] > 0
-    go.set()
+    data.go.set()
     for batch in items:
         steps.append(batch.step)
     assert steps == [0, 1, 2, 3]
@@ -189,7 +183,7 @@ def test_a_wait_with_a_limit_says_what_is_read_and_loses_nothing() -> None:
 @pytest.mark.parametrize("options", [{}, {"map": lambda batch: batch}], ids=["loader", "map"])
 def test_each_thread_of_a_shared_iterator_waits_as_long_as_the_limit(options: Any) -> None:
     """However long another has waited: this one's wait begins later, by about half of the limit."""
-    data, go = gated()
+    data = Gated(4)
     items = loader_of(data, 4, **options).epochs(1, timeout=0.25)
     next(items)
     waited = []
@@ -202,7 +196,7 @@ def test_each_thread_of_a_shared_iterator_waits_as_long_as_the_limit(options: An
         waited.append(time.monotonic() - since)
 
     in_threads(2, wait)
-    go.set()
+    data.go.set()
     assert len(waited) == 2 and min(waited) >= 0.25
     assert [batch.step for batch in items] == [1]
 
@@ -230,7 +224,7 @@ def test_without_overlap_the_limit_counts_no_read_of_another_thread(monkeypatch:
 
 
 def test_close_with_a_limit_leaves_the_thread_behind() -> None:
-    data, go = gated()
+    data = Gated(4)
     loader = loader_of(data, 2)
     items = loader.epochs(1)
     batch = next(items)
@@ -243,4 +237,4 @@ def test_close_with_a_limit_leaves_the_thread_behind() -> None:
     with pytest.raises(tb.LoaderError, match="closed"):
         next(items)
     assert batch.numpy().ravel().tolist() == [0, 1]
-    go.set()
+    data.go.set()

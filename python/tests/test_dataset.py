@@ -9,6 +9,7 @@ import time
 import traceback
 import weakref
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ import pytest
 import torch
 from conftest import in_threads, saved
 from interrupts import Now, handled
-from sets import Numbers
+from sets import Numbers, loader_of
 
 import twinbuf as tb
 import twinbuf._drive
@@ -27,14 +28,16 @@ import twinbuf._loop
 class Squares(Numbers):
     dtype, shape = np.dtype("float32"), (3,)
 
-    def __init__(self, records: int = 50) -> None:
-        self.records, self.threads = records, set()
+    def __init__(self, before: Callable[[Any], object] = lambda indices: None) -> None:
+        super().__init__(50, before)
+        self.threads: set[Any] = set()
 
     def read_into(self, indices: np.ndarray, out: memoryview) -> None:
         assert indices.dtype == np.int64
         assert (out.shape, out.format, out.readonly) == ((len(indices), 3), "f", False)
         self.threads.add(threading.current_thread().ident)
-        super().read_into(indices**2, out)
+        self.before(indices)
+        np.asarray(out)[...] = indices[:, None] ** 2
 
 
 @pytest.mark.parametrize("options", [{}, {"overlap": False}, {"workers": 3}, {"depth": 4}])
@@ -57,27 +60,18 @@ def test_batches_are_what_was_filled_in(options: dict[str, Any]) -> None:
 def test_threads_that_share_an_iterator_get_each_batch_once(kind: str, overlap: bool, tmp_path: Path) -> None:
     inside: list[int] = []
 
-    def alone() -> None:
+    def alone(record: Any, seed: int = 0) -> Any:
         assert not inside, "two threads make a batch"
         inside.append(0)
         time.sleep(0.001)  # another thread runs
         inside.pop()
-
-    class Alone(Squares):
-        def read_into(self, indices: np.ndarray, out: memoryview) -> None:
-            alone()
-            super().read_into(indices, out)
-
-    def change(record: np.ndarray, seed: int) -> np.ndarray:
-        alone()
         return record
 
-    data: Any = Alone()
+    data: Any = Squares(alone)
     if "read_into" not in kind:
         squares = np.repeat(np.arange(50, dtype="float32")[:, None] ** 2, 3, axis=1)
-        data = saved(tmp_path / "a.npy", squares).map(change, "float32", (3,))
-    loader = tb.Loader(data, tb.Plan(data, 2), overlap=overlap, device=Now() if "device" in kind else None)
-    items = loader.epochs(2)
+        data = saved(tmp_path / "a.npy", squares).map(alone, "float32", (3,))
+    items = loader_of(data, 2, overlap=overlap, device=Now() if "device" in kind else None).epochs(2)
     found: list[list[tuple[int, int]]] = [[] for _ in range(4)]
 
     def use(thread: int) -> None:
@@ -96,18 +90,16 @@ def test_threads_that_share_an_iterator_get_each_batch_once(kind: str, overlap: 
 def test_close_does_not_raise_an_interrupt_again(
     raised: type[BaseException], overlap: bool, device: Any
 ) -> None:
-    class Interrupted(Squares):
-        reads = 0
+    read: list[int] = []
 
-        def read_into(self, indices: np.ndarray, out: memoryview) -> None:
-            if indices[0] == 8:
-                self.reads += 1
-                raise raised
-            super().read_into(indices, out)
+    def before(indices: np.ndarray) -> None:
+        if indices[0] == 8:
+            read.append(8)
+            raise raised
 
     for reads in (1, 2):
-        data = Interrupted()
-        loader = tb.Loader(data, tb.Plan(data, 8), overlap=overlap, device=device)
+        read.clear()
+        loader = loader_of(Numbers(50, before), 8, overlap=overlap, device=device)
         items = loader.epoch(0)
         next(items)
         for _ in range(reads):
@@ -119,18 +111,17 @@ def test_close_does_not_raise_an_interrupt_again(
             loader.close()
         except raised:
             pytest.fail("close raised it again")
-        assert data.reads == reads
+        assert len(read) == reads
 
 
 @pytest.mark.parametrize("overlap", [True, False])
 def test_its_exception_reaches_the_loop_as_it_was_raised(overlap: bool) -> None:
-    class Failing(Squares):
+    class Failing(Numbers):
         def read_into(self, indices: np.ndarray, out: memoryview) -> None:
             if 30 in indices:
                 raise LookupError("thirty")
 
-    data = Failing()
-    loader = tb.Loader(data, tb.Plan(data, 8), name="train", overlap=overlap)
+    loader = loader_of(Failing(50), 8, name="train", overlap=overlap)
     steps = []
     with pytest.raises(LookupError, match="thirty") as caught:
         for batch in loader.epoch(0):
@@ -141,26 +132,14 @@ def test_its_exception_reaches_the_loop_as_it_was_raised(overlap: bool) -> None:
     assert len(list(zip(range(3), loader.epoch(0), strict=False))) == 3
 
 
-@pytest.mark.parametrize("overlap", [True, False])
-def test_the_text_of_its_exception_is_left_to_the_program(overlap: bool) -> None:
-    """It may be made by code of the program, which must not run below the native code that hands it on."""
+class Silent(LookupError):
+    """Its text is made by code of the program, which must not run below the native code that hands it on."""
 
-    class Silent(Exception):
-        texts = 0
+    texts = 0
 
-        def __str__(self) -> str:
-            Silent.texts += 1
-            return "silent"
-
-    class Failing(Squares):
-        def read_into(self, indices: np.ndarray, out: memoryview) -> None:
-            raise Silent
-
-    data = Failing()
-    with pytest.raises(Silent) as caught:
-        next(iter(tb.Loader(data, tb.Plan(data, 8), overlap=overlap)))
-    assert Silent.texts == 0
-    assert caught.value.__notes__ == ["epoch 0, step 0: the batch could not be read"]
+    def __str__(self) -> str:
+        Silent.texts += 1
+        return "silent"
 
 
 class Tagged(LookupError):
@@ -190,45 +169,39 @@ class Raises(LookupError):
 
 
 @pytest.mark.parametrize("overlap", [True, False])
-@pytest.mark.parametrize("kind", [Tagged, Arrays, Raises])
+@pytest.mark.parametrize("kind", [Silent, Tagged, Arrays, Raises])
 def test_an_exception_with_methods_of_its_own_reaches_the_loop(kind: Any, overlap: bool) -> None:
-    class Failing(Squares):
-        def read_into(self, indices: np.ndarray, out: memoryview) -> None:
-            try:
-                if 8 in indices:
-                    raise kind
-            except LookupError as error:
-                raise kind from error
-            super().read_into(indices, out)
+    def before(indices: np.ndarray) -> None:
+        try:
+            if 8 in indices:
+                raise kind
+        except LookupError as error:
+            raise kind from error
 
-    data = Failing()
-    items = tb.Loader(data, tb.Plan(data, 8), overlap=overlap).epoch(0, timeout=60)
+    items = loader_of(Numbers(50, before), 8, overlap=overlap).epoch(0, timeout=60)
     assert next(items).step == 0
-    with pytest.raises(kind):
+    with pytest.raises(kind) as caught:
         next(items)
+    if kind is Silent:
+        assert Silent.texts == 0
+        assert caught.value.__notes__ == ["epoch 0, step 1: the batch could not be read"]
 
 
 def test_what_fails_after_a_call_reaches_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Failing(Squares):
-        def read_into(self, indices: np.ndarray, out: memoryview) -> None:
-            raise LookupError
+    def fail(error: type[Exception], _: object) -> None:
+        raise error
 
-    def no_memory(error: BaseException) -> None:
-        raise MemoryError
-
-    monkeypatch.setattr(twinbuf._drive, "_clear", no_memory)
-    data = Failing()
+    monkeypatch.setattr(twinbuf._drive, "_clear", partial(fail, MemoryError))
     with pytest.raises(MemoryError):
-        next(tb.Loader(data, tb.Plan(data, 8)).epoch(0, timeout=60))
+        next(loader_of(Numbers(8, partial(fail, LookupError)), 8).epoch(0, timeout=60))
 
 
 @pytest.mark.parametrize("grouped", [False, True])
 def test_an_exception_with_others_in_it_keeps_nothing(grouped: bool) -> None:
-    class Chained(Squares):
+    class Chained(Numbers):
         failing = True
 
         def fill(self, out: memoryview) -> None:
-            np.asarray(out)[:] = 0
             if self.failing:
                 raise KeyError("inner")
 
@@ -245,32 +218,18 @@ def test_an_exception_with_others_in_it_keeps_nothing(grouped: bool) -> None:
 
     data = Chained()
     gone = weakref.ref(data)
-    loader = tb.Loader(data, tb.Plan(data, 8))
+    loader = loader_of(data, 2)
     with pytest.raises(ExceptionGroup if grouped else LookupError, match="outer") as caught:
         next(loader.epoch(0))
     inner = caught.value.exceptions[1] if isinstance(caught.value, ExceptionGroup) else caught.value.__cause__
     assert isinstance(inner, KeyError)
     assert "out" not in list(traceback.walk_tb(inner.__traceback__))[-1][0].f_locals
     data.failing = False
-    assert len(list(loader.epoch(0))) == 6
+    assert len(list(loader.epoch(0))) == 4
     # A loader whose slots were kept would never go, nor what it reads from.
     del data, loader, caught, inner
     gc.collect()
     assert gone() is None
-
-
-@pytest.mark.parametrize("overlap", [True, False])
-def test_stop_iteration_does_not_end_the_epoch_in_silence(overlap: bool) -> None:
-    class Empty(Squares):
-        def read_into(self, indices: np.ndarray, out: memoryview) -> None:
-            next(iter(()))
-
-    data = Empty()
-    loader = tb.Loader(data, tb.Plan(data, 8), overlap=overlap)
-    with pytest.raises(RuntimeError, match="the data set raised StopIteration") as caught:
-        list(loader.epoch(0))
-    assert isinstance(caught.value.__cause__, StopIteration)
-    assert caught.value.__notes__ == ["epoch 0, step 0: the batch could not be read"]
 
 
 KEPT: dict[str, Callable[[memoryview], Any]] = {
@@ -287,8 +246,8 @@ def test_one_that_keeps_its_slot_is_told_off(what: str) -> None:
         def read_into(self, indices: np.ndarray, out: memoryview) -> None:
             kept.append(KEPT[what](out))
 
-    data, kept = Keeping(), []
-    loader = tb.Loader(data, tb.Plan(data, 8))
+    kept: list[Any] = []
+    loader = loader_of(Keeping(), 8)
     with pytest.raises(BufferError, match="kept `out`"):
         next(loader.epoch(0))
     del loader
@@ -302,14 +261,12 @@ def test_one_that_keeps_its_slot_is_told_off(what: str) -> None:
 
 
 def test_a_cycle_that_is_over_keeps_nothing() -> None:
-    class Cyclic(Squares):
+    class Cyclic(Numbers):
         def read_into(self, indices: np.ndarray, out: memoryview) -> None:
-            np.asarray(out)[:] = 0
             cycle: list[Any] = [out]
             cycle.append(cycle)
 
-    data = Cyclic()
-    assert len(list(tb.Loader(data, tb.Plan(data, 8)).epoch(0))) == 6
+    assert len(list(loader_of(Cyclic(), 2).epoch(0))) == 4
 
 
 def test_what_it_lacks_is_named() -> None:
@@ -338,16 +295,16 @@ def test_what_it_lacks_is_named() -> None:
 
 @pytest.mark.parametrize("workers", [1, 3])
 def test_one_that_refers_to_its_loader_is_collected(workers: int) -> None:
-    data = Squares()
-    data.loader = tb.Loader(data, tb.Plan(data, 8), workers=workers)  # type: ignore[attr-defined]
-    assert len(list(data.loader.epoch(0))) == 6  # type: ignore[attr-defined]
-    gone, loader = weakref.ref(data), weakref.ref(data.loader)  # type: ignore[attr-defined]
-    iterator = data.loader.epoch(1)  # type: ignore[attr-defined]
+    data: Any = Numbers()
+    data.loader = loader_of(data, 2, workers=workers)
+    assert len(list(data.loader.epoch(0))) == 4
+    gone, loader = weakref.ref(data), weakref.ref(data.loader)
+    iterator = data.loader.epoch(1)
     del data
     gc.collect()
     # In use by way of the iterator.
     assert next(iterator).epoch == 1
-    gone().iterator = iterator  # type: ignore[union-attr]
+    gone().iterator = iterator
     del iterator
     gc.collect()
     assert gone() is loader() is None
@@ -377,14 +334,9 @@ def test_a_map_style_data_set_of_torch() -> None:
 @pytest.mark.parametrize("use", ["keeps", "threads", "keeps, threads"])
 def test_no_wait_outlasts_what_it_waits_for(use: str, overlap: bool) -> None:
     """Each of the batches took 0.05 s more: without overlap, or where threads keep batches."""
-
-    class Slow(Squares):
-        def read_into(self, indices: np.ndarray, out: memoryview) -> None:
-            time.sleep(0.001 if "threads" in use else 0)  # another thread runs
-            super().read_into(indices, out)
-
-    data = Slow(400)
-    items = tb.Loader(data, tb.Plan(data, 2), overlap=overlap).epochs(1)
+    # Another thread runs.
+    data = Numbers(400, lambda indices: time.sleep(0.001 if "threads" in use else 0))
+    items = loader_of(data, 2, overlap=overlap).epochs(1)
     since, steps = time.monotonic(), []
 
     def loop(_: int) -> None:
@@ -403,15 +355,8 @@ def test_no_wait_outlasts_what_it_waits_for(use: str, overlap: bool) -> None:
 def test_a_signals_handler_asks_while_a_batch_is_made_in_its_thread(kind: str, tmp_path: Path) -> None:
     """The handler runs in the code that makes the batch, as that of a job that is preempted may."""
 
-    class Slow(Squares):
-        fingerprint = 1
-
-        def read_into(self, indices: np.ndarray, out: memoryview) -> None:
-            signal.raise_signal(signal.SIGUSR1)
-            super().read_into(indices, out)
-
-    def slow(record: np.ndarray, _: int) -> np.ndarray:
-        if record[0] % 2:
+    def slow(record: np.ndarray, _: int = 0) -> np.ndarray:
+        if record[-1] % 2:  # once for each batch
             signal.raise_signal(signal.SIGUSR1)
         return record
 
@@ -425,8 +370,10 @@ def test_a_signals_handler_asks_while_a_batch_is_made_in_its_thread(kind: str, t
         asked.append(len(got))
 
     files = saved(tmp_path / "x.npy", np.arange(40)[:, None])
-    data: Any = Slow() if kind == "read_into" else files.map(slow, "int64", (1,))
-    loader = tb.Loader(data, tb.Plan(data, 2), overlap=False)
+    data: Any = Numbers(50, slow) if kind == "read_into" else files.map(slow, "int64", (1,))
+    if kind == "read_into":
+        data.fingerprint = 1
+    loader = loader_of(data, 2, overlap=False)
     items, asked, got = loader.epochs(1), [], []
     with handled(signal.SIGUSR1, ask):
         for batch in items:
@@ -435,19 +382,14 @@ def test_a_signals_handler_asks_while_a_batch_is_made_in_its_thread(kind: str, t
 
 
 def test_a_handler_that_asks_for_a_batch_at_any_time_takes_nothing_away() -> None:
-    class Slow(Squares):
-        def read_into(self, indices: np.ndarray, out: memoryview) -> None:
-            sum(range(300))
-            super().read_into(indices, out)
-
     def ask(*_: object) -> None:
         try:
             got.append(next(items).step)
         except (StopIteration, tb.LoaderError) as error:
             asked.add(type(error))
 
-    data, asked, got = Slow(4000), set(), []
-    items = tb.Loader(data, tb.Plan(data, 2), overlap=False).epochs(1)
+    asked, got = set(), []
+    items = loader_of(Numbers(4000, lambda indices: sum(range(300))), 2, overlap=False).epochs(1)
     with handled(signal.SIGALRM, ask):
         signal.setitimer(signal.ITIMER_REAL, 0.0003, 0.0003)
         for batch in items:
@@ -457,15 +399,13 @@ def test_a_handler_that_asks_for_a_batch_at_any_time_takes_nothing_away() -> Non
 
 
 def test_a_handler_that_asks_for_a_batch_and_fails_costs_no_batch() -> None:
-    class Slow(Squares):
-        def read_into(self, indices: np.ndarray, out: memoryview) -> None:
-            if indices[0] in raises:
-                raises.remove(indices[0])
-                signal.raise_signal(signal.SIGUSR1)
-            super().read_into(indices, out)
+    def before(indices: np.ndarray) -> None:
+        if indices[0] in raises:
+            raises.remove(indices[0])
+            signal.raise_signal(signal.SIGUSR1)
 
-    data, raises, got = Slow(40), [0, 10, 38], []
-    items = tb.Loader(data, tb.Plan(data, 2), overlap=False).epochs(1)
+    raises, got = [0, 10, 38], []
+    items = loader_of(Numbers(40, before), 2, overlap=False).epochs(1)
     with handled(signal.SIGUSR1, lambda *_: next(items)):
         for _ in range(3):
             with pytest.raises(tb.LoaderError, match="a signal's handler"):

@@ -1,5 +1,7 @@
 """Errors: of the files, of the options, and Ctrl-C."""
 
+from __future__ import annotations
+
 import contextlib
 import copy
 import errno
@@ -11,7 +13,8 @@ import re
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -23,7 +26,7 @@ from conftest import Case, refused, saved
 from late import Late
 from safetensors.numpy import save_file
 from safetensors.torch import save_file as torch_save
-from sets import Numbers
+from sets import Gated, Numbers, loader_of
 
 import twinbuf as tb
 
@@ -163,8 +166,8 @@ def test_no_file_descriptor_is_left_for_direct_reads(npy: Case, model: tb.Tensor
 
 @pytest.mark.parametrize("device", [False, True])
 def test_an_iteration_that_another_thread_closes_tells_so(device: bool) -> None:
-    data, raised = Blocked(), list[BaseException]()
-    loader = tb.Loader(data, tb.Plan(data, 4), device=Late("side") if device else None)
+    data, raised = Gated(), list[BaseException]()
+    loader = loader_of(data, 4, device=Late("side") if device else None)
     iterator = loader.epoch(0)
 
     def use() -> None:
@@ -208,18 +211,6 @@ def test_switches(npy: Case, monkeypatch: pytest.MonkeyPatch) -> None:
         tb.Loader(npy.data, plan)
 
 
-class Blocked(Numbers):
-    """A data set that never delivers until it is told to."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.go, self.asked = threading.Event(), threading.Event()
-
-    def read_into(self, indices: np.ndarray, out: memoryview) -> None:
-        self.asked.set()
-        self.go.wait()
-
-
 @pytest.mark.parametrize("depth", [2**31, 2**40, 2**62, 2**64 - 1])
 def test_a_depth_beyond_the_memory_is_refused(
     npy: Case, model: tb.Tensors, depth: int, monkeypatch: pytest.MonkeyPatch
@@ -256,58 +247,49 @@ def interrupted(iterator: Any, sent: Callable[[], object] = lambda: None) -> Non
     thread.join()
 
 
-@pytest.mark.skipif(not hasattr(signal, "pthread_kill"), reason="needs signals to threads")
 def test_ctrl_c_ends_a_wait_and_loses_no_batch() -> None:
-    data = Blocked()
-    loader = tb.Loader(data, tb.Plan(data, 4))
-    iterator = loader.epoch(0)
+    data = Gated()
+    iterator = loader_of(data, 4).epoch(0)
     interrupted(iterator)
     data.go.set()
     assert [batch.step for batch in iterator] == [0, 1]
 
 
-@pytest.mark.skipif(not hasattr(signal, "pthread_kill"), reason="needs signals to threads")
 def test_a_batch_that_arrives_with_ctrl_c_is_not_lost() -> None:
-    class Gated(Blocked):
-        over = False
+    go, over = threading.Event(), []
 
-        def read_into(self, indices: np.ndarray, out: memoryview) -> None:
-            self.go.wait()
-            if not self.over:
-                self.go.clear()
+    def before(indices: np.ndarray) -> None:
+        go.wait()
+        if not over:
+            go.clear()
 
-    data = Gated()
-    loader = tb.Loader(data, tb.Plan(data, 2))
+    loader = loader_of(Numbers(8, before), 2)
     iterator = loader.epochs(1)
     for _ in range(4):
-        before = loader.state_dict()
-        interrupted(iterator, data.go.set)
-        assert loader.state_dict() == before
+        state = loader.state_dict()
+        interrupted(iterator, go.set)
+        assert loader.state_dict() == state
         # It is there, or comes now.
-        assert next(iterator).step == before["step"]
-        assert loader.state_dict()["step"] == before["step"] + 1
+        assert next(iterator).step == state["step"]
+        assert loader.state_dict()["step"] == state["step"] + 1
     # The end of an iteration that was left does not count it either.
     iterator = loader.epochs(1)
-    interrupted(iterator, data.go.set)
+    interrupted(iterator, go.set)
     del iterator
     assert loader.state_dict()["step"] == 0
-    data.over = True
-    data.go.set()
+    over.append(True)
+    go.set()
 
 
 @pytest.mark.parametrize("overlap", [True, False])
 def test_ctrl_c_while_a_batch_is_read_reads_it_again(overlap: bool) -> None:
-    class Interrupted(Numbers):
-        left = 2
+    interrupts = [KeyboardInterrupt(), KeyboardInterrupt()]
 
-        def read_into(self, indices: np.ndarray, out: memoryview) -> None:
-            if indices[0] == 2 and self.left:
-                self.left -= 1
-                raise KeyboardInterrupt
-            super().read_into(indices, out)
+    def before(indices: np.ndarray) -> None:
+        if indices[0] == 2 and interrupts:
+            raise interrupts.pop()
 
-    data = Interrupted()
-    loader = tb.Loader(data, tb.Plan(data, 2), overlap=overlap)
+    loader = loader_of(Numbers(8, before), 2, overlap=overlap)
     iterator = loader.epochs(1)
     assert next(iterator).step == 0
     for _ in range(2):
@@ -327,9 +309,6 @@ def test_arguments_of_a_wrong_type_are_named(npy: Case, model: tb.Tensors, tmp_p
         (lambda: tb.Records.open(b"/tmp/x", 4), "paths: wanted a path or a list .* found b'/tmp/x'$"),
         (lambda: tb.Records.open([3], 4), r"paths: .* found \[3\]$"),  # type: ignore[list-item]
         (lambda: tb.Records.open_headerless(tmp_path, None), "dtype: wanted .*, found None"),
-        (lambda: tb.Loader(npy.data, plan, name=3), "name: wanted a string, found 3$"),
-        (lambda: tb.Loader(npy.data, plan, read_mode=3), "read_mode: wanted a string, found 3$"),
-        (lambda: tb.Loader(npy.data, plan, trace=3), "trace: wanted a path, .*, found 3$"),
         (lambda: tb.Loader(npy.data, 3), "plan: wanted a Plan, found 3$"),
         (lambda: tb.Loader(npy.data, plan, map=3), "map: wanted a function, found 3"),
         (lambda: tb.Loader([1, 2, 3], plan), "read_into"),
@@ -337,8 +316,6 @@ def test_arguments_of_a_wrong_type_are_named(npy: Case, model: tb.Tensors, tmp_p
         (lambda: tb.Loader(npy.data, plan).epochs("3"), ""),
         (lambda: tb.Plan(6, "2"), "batch: wanted a number of records, or pairs .*, found '2'"),
         (lambda: tb.Plan(6, 2, shuffle=1), "shuffle: wanted .*, found 1"),
-        (lambda: tb.stream(model, len, name=3), "name: wanted a string, found 3$"),
-        (lambda: tb.stream(model, len, read_mode=3), "read_mode: wanted a string, found 3$"),
         (lambda: tb.stream(None, len), "model: wanted `Tensors`, found None$"),
         (lambda: tb.stream(model, len, order=3), "order: wanted lists of numbers of groups, found 3$"),
         (lambda: tb.stream(model, 3), "groups: wanted a function .*, found 3$"),
@@ -350,16 +327,8 @@ def test_arguments_of_a_wrong_type_are_named(npy: Case, model: tb.Tensors, tmp_p
         (lambda: tb.generate(len, rounds=2.5), "rounds: wanted a whole number, found 2.5$"),
         (lambda: tb.prefetch([], depth=2.5), "depth: wanted a whole number, found 2.5$"),
         (lambda: tb.prefetch([]).close(timeout="1"), "timeout: wanted a number of seconds .*, found '1'$"),
-        (lambda: tb.watch([], name=3), "name: wanted a string, found 3$"),
-        (lambda: tb.watch([], trace=3), "trace: wanted a path, .*, found 3$"),
-        (lambda: tb.Records.open_indexed(tmp_path, 3), "indexes: wanted a path or a list .* found 3$"),
         (lambda: tb.Plan({"a": 3}, 2), "data: wanted .* found <class 'int'> without `__len__`$"),
-        (lambda: tb.Writer(3, "int64"), "path: wanted a path, .*, found 3$"),
         (lambda: tb.Writer(tmp_path / "x", "int64", 3), "row: wanted the axes .*, found 3$"),
-        (lambda: tb.watch([]).report().save(3), "path: wanted a path, .*, found 3$"),
-        (lambda: tb.generate(len, name=3), "name: wanted a string, found 3$"),
-        (lambda: tb.generate(len, trace=3), "trace: wanted a path, .*, found 3$"),
-        (lambda: tb.prefetch([], name=3), "name: wanted a string, found 3$"),
         (lambda: tb.Records("a.npy"), "Records: wanted `Records.open_npy"),
         (lambda: tb.Records(), "Records: wanted `Records.open_npy"),
         (lambda: tb.Tensors("a"), r"Tensors: wanted `Tensors.open\(paths\)`, found a call$"),
@@ -390,7 +359,7 @@ def test_arguments_of_a_wrong_type_are_named(npy: Case, model: tb.Tensors, tmp_p
             model[key]  # type: ignore[index]
         assert model.get(key) is None and key not in model  # type: ignore[call-overload]
     for name, value in (("shape", 4), ("dtype", None)):
-        data = Blocked()
+        data = Numbers()
         setattr(data, name, value)
         with pytest.raises(TypeError, match=f"{name}: wanted .*, found {value}$"):
             tb.Loader(data, tb.Plan(8, 2))
@@ -471,82 +440,86 @@ def test_what_cannot_work_is_an_option_error(numbers: Callable[..., tb.Loader], 
     refused(tb.OptionError, bad)
 
 
-def test_an_empty_path_names_its_option(npy: Case, model: tb.Tensors, tmp_path: Path) -> None:
-    traces: list[Callable[[Any], object]] = [
-        lambda trace: tb.Loader(npy.data, tb.Plan(npy.data, 2), trace=trace),
-        lambda trace: tb.stream(model, len, trace=trace),
-        lambda trace: iter(tb.prefetch([], trace=trace)),
-        lambda trace: tb.generate(len, trace=trace),
-        lambda trace: tb.watch([], trace=trace),
-    ]
-    for call in traces:
-        with pytest.raises(tb.OptionError, match=r"^trace: wanted a path, .*, found ''$"):
-            call("")
+@pytest.fixture
+def calls(npy: Case, model: tb.Tensors) -> dict[str, list[Callable[[Any], object]]]:
+    """What has an argument of that name, to be called with a value for it."""
+
+    def each(name: str, *makers: Callable[..., object]) -> list[Callable[[Any], object]]:
+        return [lambda value, make=make: make(**{name: value}) for make in makers]
+
+    files = partial(tb.Loader, npy.data, tb.Plan(npy.data, 2)), partial(tb.stream, model, len)
+    loops = *files, lambda **options: iter(tb.prefetch([], **options))
+    every = *loops, partial(tb.generate, len), partial(tb.watch, [])
+    return {
+        "name": each("name", *every),
+        "trace": each("trace", *every),
+        "device": each("device", *loops),
+        "read_mode": each("read_mode", *files),
+        "paths": [tb.Records.open_npy, lambda path: tb.Tensors.open([path])],
+        "path": [lambda path: tb.Writer(path, "int64"), lambda path: tb.watch([]).report().save(path)],
+        "indexes": [lambda path: tb.Records.open_indexed("x", path)],
+    }
+
+
+@pytest.mark.parametrize(
+    ("names", "value", "message"),
+    [
+        ("name read_mode", 3, "wanted a string, found 3$"),
+        ("trace path", 3, "wanted a path, .*, found 3$"),
+        ("indexes", 3, "wanted a path or a list .* found 3$"),
+        ("trace path paths", "", "wanted a path, .*, found ''$"),
+        ("name trace path paths indexes read_mode", "\ud800", "wanted .*, found '.ud800': surrogates"),
+    ],
+)
+def test_a_value_that_cannot_be_names_its_argument(
+    calls: dict[str, list[Callable[[Any], object]]], names: str, value: Any, message: str
+) -> None:
+    for name in names.split():
+        for call in calls[name]:
+            with pytest.raises(TypeError if value == 3 else tb.OptionError, match=f"^{name}: {message}"):
+                call(value)
+
+
+def test_a_trace_that_cannot_be_written(
+    calls: dict[str, list[Callable[[Any], object]]], tmp_path: Path
+) -> None:
+    for call in calls["trace"]:
         with pytest.raises(FileNotFoundError, match="the trace could not be written"):
             call(tmp_path / "missing" / "trace.json")
-    others = (
-        (lambda: tb.Records.open_npy(""), "^paths: wanted a path, .*, found ''$"),
-        (lambda: tb.Tensors.open([""]), "^paths: wanted a path, .*, found ''$"),
-        (lambda: tb.watch([]).report().save(""), "^path: wanted a path, .*, found ''$"),
-    )
-    refused(tb.OptionError, others)
 
 
 def test_a_device_that_torch_does_not_know_names_the_option(
-    npy: Case, model: tb.Tensors, monkeypatch: pytest.MonkeyPatch
+    calls: dict[str, list[Callable[[Any], object]]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    calls: list[Callable[[Any], object]] = [
-        lambda device: tb.Loader(npy.data, tb.Plan(npy.data, 2), device=device),
-        lambda device: tb.stream(model, len, device=device),
-        lambda device: tb.prefetch([], device=device),
-    ]
-    for call in calls:
+    for call in calls["device"]:
         for device in ("cudda", "", 3.5, []):
             with pytest.raises(tb.OptionError) as caught:
                 call(device)
-            assert (
-                str(caught.value) == f'device: wanted a device of torch, such as "cuda:1", found {device!r}'
-            )
+            wanted = f'device: wanted a device of torch, such as "cuda:1", found {device!r}'
+            assert str(caught.value) == wanted
             assert isinstance(caught.value.__cause__, (RuntimeError, TypeError))
-    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available: None)
-    monkeypatch.setattr(torch.accelerator, "device_count", lambda: 0)
-    for call in calls:
-        for device in ("cuda", "cuda:1"):
-            with pytest.raises(RuntimeError, match=f"^device: wanted {device}, found no accelerator$"):
+    cuda = torch.device("cuda")
+    for there, count, device, message in (
+        (None, 0, "cuda", "cuda, found no accelerator"),
+        (None, 0, "cuda:1", "cuda:1, found no accelerator"),
+        (cuda, 2, "cuda:2", "cuda:2, found 2 of cuda"),
+    ):
+        monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available, on=there: on)
+        monkeypatch.setattr(torch.accelerator, "device_count", lambda count=count: count)
+        for call in calls["device"]:
+            with pytest.raises(RuntimeError, match=f"^device: wanted {message}$"):
                 call(device)
-    monkeypatch.setattr(
-        torch.accelerator, "current_accelerator", lambda check_available: torch.device("cuda")
-    )
-    monkeypatch.setattr(torch.accelerator, "device_count", lambda: 2)
-    for call in calls:
-        with pytest.raises(RuntimeError, match=r"^device: wanted cuda:2, found 2 of cuda$"):
-            call("cuda:2")
 
 
 def test_text_that_utf_8_lacks_is_an_option_error(npy: Case, model: tb.Tensors, tmp_path: Path) -> None:
-    text, plan = "\ud800", tb.Plan(npy.data, 2)
-    bad: dict[str, list[Callable[[], object]]] = {
-        "name": [
-            lambda: tb.Loader(npy.data, plan, name=text),
-            lambda: tb.stream(model, len, name=text),
-            lambda: tb.prefetch([], name=text),
-            lambda: tb.generate(len, name=text),
-            lambda: tb.watch([], name=text),
-        ],
-        "read_mode": [lambda: tb.Loader(npy.data, plan, read_mode=text)],
-        "groups": [lambda: tb.stream(model, [[text]])],
-        "data": [lambda: tb.Loader({text: npy.data}, plan)],
-        "tensor": [lambda: tb.Records.open_safetensors(tmp_path / "a.safetensors", text)],
-        "array": [lambda: tb.Records.open_npz(tmp_path / "a.npz", text)],
-        "paths": [lambda: tb.Records.open_npy(text), lambda: tb.Tensors.open([text])],
-        "indexes": [lambda: tb.Records.open_indexed(tmp_path, text)],
-        "path": [lambda: tb.Writer(text, "int64"), lambda: tb.watch([]).report().save(text)],
-        "trace": [lambda: tb.Loader(npy.data, plan, trace=text), lambda: tb.watch([], trace=text)],
-    }
-    for name, calls in bad.items():
-        for call in calls:
-            with pytest.raises(tb.OptionError, match=f"^{name}: wanted .*, found '.ud800': surrogates"):
-                call()
+    text, found = "\ud800", ": wanted .*, found '.ud800': surrogates"
+    bad: list[tuple[Callable[[], object], str]] = [
+        (lambda: tb.stream(model, [[text]]), f"^groups{found}"),
+        (lambda: loader_of({text: npy.data}, 2), f"^data{found}"),
+        (lambda: tb.Records.open_safetensors(tmp_path / "a.safetensors", text), f"^tensor{found}"),
+        (lambda: tb.Records.open_npz(tmp_path / "a.npz", text), f"^array{found}"),
+    ]
+    refused(tb.OptionError, bad)
 
 
 def test_records_of_8_bit_floats_have_advice_that_helps(tmp_path: Path) -> None:
@@ -661,22 +634,82 @@ def test_a_plan_of_more_records_than_there_are_is_refused() -> None:
         tb.Loader(data, tb.Plan(9, 3))
 
 
+@pytest.mark.parametrize(
+    "kind",
+    [
+        *("read_into", "read_into in turn", "map", "map in turn", "map on a device"),
+        *("make", "before", "after", "pin_memory", "to", "state_dict"),
+    ],
+)
+def test_stop_iteration_of_the_programs_code_does_not_end_a_loop_in_silence(kind: str) -> None:
+    def call(number: Any, here: str = kind) -> Any:
+        return next(iter(())) if here == kind and number == 2 else number
+
+    class Moves:
+        """Its number moves to a device."""
+
+        def __init__(self, number: int) -> None:
+            self.number = self.step = number
+
+        def pin_memory(self) -> Moves:
+            return call(self.number, "pin_memory") and self
+
+        def to(self, device: Any, **_: Any) -> Moves:
+            return call(self.number, "to") and self
+
+    class Items:
+        at = 0
+
+        def __iter__(self) -> Iterator[Moves]:
+            for self.at in range(1, 5):
+                yield Moves(self.at)
+
+        def state_dict(self) -> int:
+            return call(self.at, "state_dict")
+
+        def load_state_dict(self, state: int) -> None: ...
+
+    where = {"overlap": "in turn" not in kind, "device": Late("side") if "device" in kind else None}
+    told = kind.split()[0]
+    if told == "read_into":
+        told = "the data set"
+        items = loader_of(Numbers(8, lambda indices: call(indices[0])), 1, **where).epoch(0)
+    elif told == "map":
+        items = loader_of(Numbers(), 1, map=lambda batch: call(batch.step), **where).epoch(0)
+    elif kind in ("make", "before", "after"):
+        items = tb.generate(**{"make": int, kind: call})
+    else:
+        told = {"pin_memory": "code that sends an item", "to": "code that moves an item"}.get(kind, kind)
+        items = iter(tb.prefetch(Items(), device=Late("side")))
+    # `after` is called for round 2 when the loop asks for round 3, and the items begin with 1.
+    for _ in range({"after": 3, "pin_memory": 1, "to": 1, "state_dict": 1}.get(kind, 2)):
+        next(items)
+    with pytest.raises(RuntimeError, match=f"^{told} raised StopIteration") as caught:
+        next(items)
+    assert isinstance(caught.value.__cause__, StopIteration)
+    if told == "the data set":
+        assert caught.value.__notes__ == ["epoch 0, step 2: the batch could not be read"]
+
+
 @pytest.mark.parametrize("overlap", [True, False])
 @pytest.mark.parametrize(
     "call", ["close", "epochs", "state_dict", "set_epoch", "next", "report", "__len__", "batch_size"]
 )
 def test_read_into_cannot_wait_for_its_own_loader(call: str, overlap: bool) -> None:
-    class Entangled(Blocked):
-        def read_into(self, indices: np.ndarray, out: memoryview) -> None:
-            if call == "next":
-                next(iterator)
-            np.asarray(out)[:] = 0
-            found = getattr(loader, call)
-            if call != "batch_size":
-                found(*{"epochs": (1,), "set_epoch": (2,)}.get(call, ()))
+    def entangled(indices: np.ndarray) -> None:
+        if call == "next":
+            next(iterator)
+        found = getattr(loader, call)
+        if call != "batch_size":
+            found(*{"epochs": (1,), "set_epoch": (2,)}.get(call, ()))
 
-    data = Entangled()
-    loader = tb.Loader(data, tb.Plan(data, 2), overlap=overlap)
+    def other(indices: np.ndarray) -> None:
+        inner = loader_of(Numbers(), 2)
+        assert inner.state_dict()["step"] == 0
+        assert sum(len(batch) for batch in inner) == 8
+        inner.close()
+
+    loader = loader_of(Numbers(8, entangled), 2, overlap=overlap)
     iterator = loader.epochs(1)
     # Without overlap the loop's thread reads, and may ask.
     asks = not overlap and call in ("state_dict", "report", "__len__", "batch_size")
@@ -684,34 +717,24 @@ def test_read_into_cannot_wait_for_its_own_loader(call: str, overlap: bool) -> N
     with wanted:
         next(iterator)
     # Another loader is none of its business.
-    other = tb.Loader(Other(), tb.Plan(8, 2))
-    assert [batch.step for batch in other] == [0, 1, 2, 3]
-
-
-class Other(Numbers):
-    def read_into(self, indices: np.ndarray, out: memoryview) -> None:
-        inner = tb.Loader(Numbers(), tb.Plan(8, 2))
-        assert inner.state_dict()["step"] == 0
-        for batch in inner:
-            np.asarray(out)[:] = batch.numpy()
-        inner.close()
+    assert [batch.step for batch in loader_of(Numbers(8, other), 2)] == [0, 1, 2, 3]
 
 
 def test_close_raises_what_no_batch_told_of() -> None:
-    class FailsLater(Blocked):
-        def read_into(self, indices: np.ndarray, out: memoryview) -> None:
-            if 4 in indices:
-                self.asked.set()
-                raise LookupError("four")
+    asked = threading.Event()
 
-    data = FailsLater()
-    plan = tb.Plan(data, 4)
-    with pytest.raises(LookupError, match="four"), tb.Loader(data, plan) as loader:
+    def before(indices: np.ndarray) -> None:
+        if 4 in indices:
+            asked.set()
+            raise LookupError("four")
+
+    data = Numbers(8, before)
+    with pytest.raises(LookupError, match="four"), loader_of(data, 4) as loader:
         iterator = loader.epoch(0)
         next(iterator)
-        data.asked.wait()
+        asked.wait()
     # The loop's own exception comes first.
-    with pytest.raises(ZeroDivisionError), tb.Loader(data, plan) as loader:
+    with pytest.raises(ZeroDivisionError), loader_of(data, 4) as loader:
         iterator = loader.epoch(0)
         next(iterator)
         raise ZeroDivisionError

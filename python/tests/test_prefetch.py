@@ -6,8 +6,6 @@ import contextlib
 import contextvars
 import dataclasses
 import gc
-import json
-import os
 import sys
 import threading
 import traceback
@@ -17,7 +15,8 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import pytest
-from conftest import Rewinding, in_a_fork, in_threads, run_program, saved, wait_for_threads
+import torch
+from conftest import Rewinding, in_a_fork, in_threads, run_program, saved, spans, wait_for_threads
 
 import twinbuf as tb
 import twinbuf._prefetch
@@ -90,18 +89,15 @@ def test_an_iterator_that_begins_again_does_so_after_break(
     around: Any, left: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Exclusive(Rewinding):
-        inside = False
+        inside = threading.Lock()
 
         def __iter__(self) -> Rewinding:
-            assert not self.inside
+            assert not self.inside.locked()
             return super().__iter__()
 
         def __next__(self) -> int:
-            self.inside = True
-            try:
+            with self.inside:
                 return super().__next__()
-            finally:
-                self.inside = False
 
     items = tb.prefetch(around(Exclusive()))
     kept = []
@@ -124,23 +120,17 @@ def test_an_iterator_that_begins_again_does_so_after_break(
 
 @pytest.mark.parametrize("around", [lambda items: items, tb.watch, tb.prefetch])
 def test_an_iterator_that_goes_on_does_so_after_break(around: Any, tmp_path: Any, caplog: Any) -> None:
-    class Counts:
+    class Counts(Rewinding):
         next = -1
 
         def __iter__(self) -> Counts:
             """Return it, as a large part of all iterators does."""
             return self
 
-        def __next__(self) -> int:
-            self.next += 1
-            if self.next >= 10:
-                raise StopIteration
-            return self.next
-
     (tmp_path / "x").write_text("".join(f"{number}\n" for number in range(10)))
     with open(tmp_path / "x") as file:
         generator = (number for number in range(10))
-        for iterator in (Counts(), file, iter(range(10)), map(int, range(10)), generator):
+        for iterator in (Counts(9), file, iter(range(10)), map(int, range(10)), generator):
             items = tb.prefetch(around(iterator))
             for number in items:
                 if int(number) == 3:
@@ -154,8 +144,7 @@ def test_a_loop_after_break_tells_that_it_has_the_same_iterator(caplog: pytest.L
     class Holds:
         """An iterable with one generator for all loops."""
 
-        def __init__(self) -> None:
-            self.numbers = (number for number in range(10))
+        numbers = (number for number in range(10))
 
         def __iter__(self) -> Iterator[int]:
             return self.numbers
@@ -239,10 +228,7 @@ def test_the_second_argument_is_no_device() -> None:
 
 @pytest.mark.parametrize("around", [tb.prefetch, tb.watch])
 def test_nothing_else_moves_a_generator_on(around: Any) -> None:
-    def numbers() -> Iterator[int]:
-        yield from range(5)
-
-    wrapped = around(numbers())
+    wrapped = around(number for number in range(5))
     items = iter(wrapped)
     assert next(items) == 0
     for name in ("send", "throw"):
@@ -268,8 +254,8 @@ def test_an_item_is_made_in_one_context(tmp_path: Any) -> None:
     assert len({item[2] for item in found}) == 1 and found[0][2] != threading.get_ident()
     assert variable.get() == 10
     wrapped.close()
-    names = [event["name"] for event in json.loads(path.read_text()) if event["ph"] == "X"]
-    assert names.count("disk_load") == 6 and names.count("train") == 5  # the last finds the end
+    named = spans(path)
+    assert len(named["disk_load"]) == 6 and len(named["train"]) == 5  # the last finds the end
     report = wrapped.report()
     assert (report.name, report.epochs, report.batches) == ("numbers", 1, 5)
     assert "5 batches are too few" in report.advice
@@ -287,21 +273,6 @@ def test_epochs_add_up() -> None:
     assert wrapped.report().batches == 22
 
 
-def test_an_error_arrives_in_order_with_its_traceback() -> None:
-    def failing() -> Iterator[int]:
-        yield 1
-        yield 2
-        raise KeyError("the third")
-
-    items = iter(tb.prefetch(failing()))
-    assert [next(items), next(items)] == [1, 2]
-    with pytest.raises(KeyError, match="the third") as caught:
-        next(items)
-    assert "failing" in [frame.name for frame in traceback.extract_tb(caught.value.__traceback__)]
-    with pytest.raises(StopIteration):
-        next(items)
-
-
 @dataclasses.dataclass(frozen=True)
 class Frozen(Exception):
     """An exception that refuses attributes, `__traceback__` too."""
@@ -309,39 +280,42 @@ class Frozen(Exception):
     code: int
 
 
+@pytest.mark.parametrize("error", [KeyError("the second"), Frozen(5)])
 @pytest.mark.parametrize("kind", ["prefetch", "generate"])
-def test_an_exception_that_refuses_attributes_arrives(kind: str) -> None:
+def test_an_error_arrives_in_order_with_its_traceback(kind: str, error: Exception) -> None:
     def number(index: int) -> int:
         if index == 1:
-            raise Frozen(5)
+            raise error
         return index
 
     numbers = map(number, range(2))
     items = iter(tb.prefetch(numbers) if kind == "prefetch" else tb.generate(number, rounds=4))
     assert next(items) == 0
-    with pytest.raises(Frozen) as caught:
+    with pytest.raises(type(error)) as caught:
         next(items)
-    assert caught.value == Frozen(5)
+    assert caught.value == error
     assert [frame.name for frame in traceback.extract_tb(caught.value.__traceback__)][-1] == "number"
     assert list(items) == []
 
 
-@pytest.mark.parametrize("kind", ["prefetch", "generate", "in line"])
+@pytest.mark.parametrize("kind", ["prefetch", "generate", "in line", "after"])
 def test_code_that_asks_for_the_item_after_its_own_is_told(kind: str) -> None:
     def number(index: int) -> int:
         ready.wait()
         if index == 1 and kind == "in line":
             asked.wait()
-        return next(items) if index == 1 else index
+        return next(items) if index == 1 and kind != "after" else index
 
     ready, asked = threading.Event(), threading.Event()
     # The loop calls `after` when it is its turn, and then waits for the code.
-    hooks: dict[str, Any] = {"after": lambda _: asked.set()} if kind == "in line" else {}
+    after = {"in line": lambda _: asked.set(), "after": lambda _: next(items)}
+    hooks: dict[str, Any] = {"after": after[kind]} if kind in after else {}
     rounds: Any = tb.prefetch(map(number, range(4))) if kind == "prefetch" else None
     items = iter(rounds or tb.generate(number, rounds=4, **hooks))
     ready.set()
     assert next(items) == 0
-    with pytest.raises(tb.LoaderError, match="used it, which would wait for itself"):
+    wanted = "would wait for itself" if kind == "after" else "used it, which would wait for itself"
+    with pytest.raises(tb.LoaderError, match=wanted):
         next(items)
 
 
@@ -460,22 +434,16 @@ def test_an_exception_that_is_kept_does_not_hold_the_next_loop() -> None:
     """Its frames refer to those of the thread, which may have raised it after the loop was left."""
     left, kept = threading.Event(), []
 
-    class Failing:
-        number = 0
-
-        def __iter__(self) -> Failing:
-            return self
-
+    class Failing(Rewinding):
         def __next__(self) -> int:
-            self.number += 1
-            if self.number == 2:
+            if (number := super().__next__()) == 2:
                 left.wait()
                 raise ValueError
-            return self.number
+            return number
 
     class Files:
         def __iter__(self) -> Iterator[int]:
-            return Failing()
+            return iter(Failing())
 
     fetched = tb.prefetch(Files())
     for _ in range(3):
@@ -502,23 +470,15 @@ def test_close_ends_it() -> None:
     assert list(items) == []
 
 
-class Item:
-    pass
-
-
 def test_items_are_not_kept() -> None:
-    made: list[weakref.ref[Item]] = []
+    made: list[weakref.ref[Rewinding]] = []
 
-    def make() -> Item:
-        item = Item()
+    def make(_: int) -> Rewinding:
+        item = Rewinding()
         made.append(weakref.ref(item))
         return item
 
-    def items() -> Iterator[Item]:
-        for _ in range(4):
-            yield make()
-
-    batches = iter(tb.prefetch(items(), depth=1))
+    batches = iter(tb.prefetch(map(make, range(4)), depth=1))
     for count in range(4):
         item = next(batches)
         assert made[count]() is item
@@ -637,7 +597,6 @@ def test_a_state_is_loaded_while_the_thread_runs() -> None:
 
 def test_the_device_of_the_thread_is_the_callers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of `torch.cuda.set_device`, which each rank calls in its main thread."""
-    torch = pytest.importorskip("torch")
     current = threading.local()
 
     @contextlib.contextmanager
@@ -656,7 +615,6 @@ def test_the_device_of_the_thread_is_the_callers(monkeypatch: pytest.MonkeyPatch
 
 
 def test_the_mode_of_the_thread_is_the_callers() -> None:
-    torch = pytest.importorskip("torch")
 
     def modes() -> Iterator[tuple[bool, bool]]:
         yield torch.is_grad_enabled(), torch.is_inference_mode_enabled()
@@ -669,7 +627,6 @@ def test_the_mode_of_the_thread_is_the_callers() -> None:
 
 
 def loader(**options: Any) -> Any:
-    torch = pytest.importorskip("torch")
     from torch.utils.data import DataLoader, TensorDataset
 
     data = TensorDataset(torch.arange(40.0), torch.arange(40))
@@ -705,7 +662,6 @@ def resumes(make: Any, counts: Iterable[int]) -> None:
 @pytest.mark.parametrize("workers", [0, 2])
 def test_around_a_stateful_data_loader(workers: int) -> None:
     stateful = pytest.importorskip("torchdata.stateful_dataloader")
-    torch = pytest.importorskip("torch")
 
     def make() -> Any:
         options = {"shuffle": True, "generator": torch.Generator().manual_seed(7), "num_workers": workers}
@@ -721,8 +677,6 @@ def test_around_a_loader_of_files(depth: int, tmp_path: Any) -> None:
     resumes(lambda: tb.prefetch(tb.Loader(data, plan), depth=depth), range(1, 10))
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_a_forked_child_is_told_and_can_start_its_own() -> None:
     batches = tb.prefetch(range(100))
     items = iter(batches)
@@ -739,7 +693,6 @@ def test_a_forked_child_is_told_and_can_start_its_own() -> None:
     assert in_a_fork(tells) == 10
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
 def test_a_child_of_the_iterables_code_ends() -> None:
     """It has no loop that takes its items: its thread, which is its main thread, ends as without twinbuf."""
     program = """
@@ -778,7 +731,6 @@ raise SystemExit(3)
 
 @pytest.mark.parametrize("how", ["raise SystemExit(3)", "raise KeyError", STOPPED])
 def test_the_interpreter_exits_while_an_item_is_computed(how: str) -> None:
-    pytest.importorskip("torch")
     program = f"""
 import threading, torch, twinbuf as tb
 torch.set_num_threads(1)
