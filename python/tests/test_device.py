@@ -18,9 +18,8 @@ import numpy as np
 import pytest
 import sets
 import torch
-from conftest import every_dtype, no_forced_switch, saved
+from conftest import every_dtype, model_of, no_forced_switch, saved, spans
 from late import Late
-from safetensors.torch import save_file
 
 import twinbuf as tb
 
@@ -37,6 +36,12 @@ def all_right(loader: tb.Loader, device: Late, epochs: int) -> bool:
     device.finish()
     assert len(read) == epochs * len(loader)
     return all((values.numpy() == indices[:, None]).all() for indices, values in read)
+
+
+def groups_of(count: int, folder: Path) -> tuple[tb.Tensors, list[list[str]]]:
+    """A model, and so many groups of one tensor."""
+    groups = [[str(step)] for step in range(count)]
+    return model_of(folder, {name: torch.full((4,), int(name)) for (name,) in groups}), groups
 
 
 @pytest.mark.parametrize("eager", ["main", "side", ""])
@@ -100,12 +105,6 @@ def test_an_interrupt_of_the_start_does_not_block_the_next_one(
 
 def test_ctrl_c_in_close_ends_all_of_its_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     """It came while the sending thread was waited for: close then waited for the load, up to its timeout."""
-    gate, inside = threading.Event(), threading.Event()
-
-    class Blocked(sets.Numbers):
-        def read_into(self, indices: Any, out: Any) -> None:
-            inside.set()
-            gate.wait()
 
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
@@ -114,16 +113,16 @@ def test_ctrl_c_in_close_ends_all_of_its_waits(monkeypatch: pytest.MonkeyPatch) 
         with contextlib.suppress(tb.errors.LoaderError):  # that it was closed
             next(items)
 
-    data = Blocked(64)
-    loader = tb.Loader(data, tb.Plan(data, 4), device=Late("side"))
+    data = sets.Gated()
+    loader = sets.loader_of(data, 4, device=Late("side"))
     items = iter(loader.epoch(0))
     thread = threading.Thread(target=ask)
     thread.start()
-    assert inside.wait(60)
+    assert data.asked.wait(60)
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(loader._sender, "_thread", types.SimpleNamespace(join=interrupted))
         loader.close(timeout=60)
-    gate.set()
+    data.go.set()
     thread.join()
 
 
@@ -172,16 +171,14 @@ def test_several_data_sets_and_every_type(tmp_path: Path) -> None:
 
 
 def test_a_data_set_in_python() -> None:
-    class Failing(sets.Numbers):
-        def read_into(self, indices: np.ndarray, out: memoryview) -> None:
-            if 36 in indices:
-                raise LookupError("thirty-six")
-            super().read_into(indices, out)
+    def before(indices: np.ndarray) -> None:
+        if 36 in indices:
+            raise LookupError("thirty-six")
 
-    data, device = Failing(40), Late("side")
     seen = 0
+    loader = sets.loader_of(sets.Numbers(40, before), 4, name="train", device=Late("side"))
     with pytest.raises(LookupError, match="thirty-six") as caught:
-        for batch in tb.Loader(data, tb.Plan(data, 4), name="train", device=device).epoch(0):
+        for batch in loader.epoch(0):
             assert (batch.torch().numpy() == batch.indices[:, None]).all()
             seen += 1
     assert seen == 9
@@ -190,6 +187,9 @@ def test_a_data_set_in_python() -> None:
 
 @pytest.mark.parametrize("overlap", [True, False])
 def test_the_state_counts_what_was_received(numbers: Numbers, overlap: bool) -> None:
+    def places(batches: Iterator[tb.Batch]) -> list[tuple[int, list[int]]]:
+        return [(batch.epoch, batch.indices.tolist()) for batch in batches]
+
     host = numbers()
     states = [host.state_dict()]
     steps = []
@@ -197,24 +197,21 @@ def test_the_state_counts_what_was_received(numbers: Numbers, overlap: bool) -> 
         states.append(host.state_dict())
         steps.append((batch.epoch, batch.indices.tolist()))
     for taken in (0, 1, 2, 15, 16, 17, 31, 32):
-        loader = numbers(device=Late("side"), overlap=overlap)
+        loader, resumed = (numbers(device=Late("side"), overlap=overlap) for _ in range(2))
         iterator = loader.epochs(2)
-        first = [(batch.epoch, batch.indices.tolist()) for batch in itertools.islice(iterator, taken)]
+        first = places(itertools.islice(iterator, taken))
         assert loader.state_dict() == states[taken]
         del iterator
         gc.collect()
         assert loader.state_dict() == states[taken]
         json.dumps(states[taken])
-        resumed = numbers(device=Late("side"), overlap=overlap)
         resumed.load_state_dict(loader.state_dict())
         assert resumed.state_dict() == states[taken]
-        rest = [(batch.epoch, batch.indices.tolist()) for batch in resumed.epochs(2)]
-        assert first + rest == steps, taken
+        assert first + places(resumed.epochs(2)) == steps, taken
         assert resumed.state_dict() == host.state_dict()
         # Back to the middle of an iteration that continues.
         loader.load_state_dict(states[3])
-        again = [(batch.epoch, batch.indices.tolist()) for batch in loader.epochs(2)]
-        assert again == steps[3:], taken
+        assert places(loader.epochs(2)) == steps[3:], taken
 
 
 def test_epochs_go_on_as_without_a_device(numbers: Numbers) -> None:
@@ -264,26 +261,6 @@ def test_the_length_is_that_of_the_loops_epoch() -> None:
         next(iter(loader))
         lengths[-1].append((len(loader),))
     assert lengths[0] == lengths[1]
-
-
-def test_one_iteration_at_a_time(numbers: Numbers) -> None:
-    loader = numbers(device=Late("side"))
-    old = loader.epoch(0)
-    next(old)
-    new = loader.epoch(1)
-    assert next(new).step == 0
-    with pytest.raises(tb.LoaderError, match="another has begun"):
-        next(old)
-    assert [batch.step for batch in new] == list(range(1, 16))
-    assert list(new) == []
-    iterator = loader.epoch(2)
-    next(iterator)
-    loader.close()
-    with pytest.raises(tb.LoaderError, match="closed"):
-        next(iterator)
-    with pytest.raises(tb.LoaderError, match="closed"):
-        loader.epoch(0)
-    assert loader.report().batches == 18
 
 
 def test_it_is_let_go_of(numbers: Numbers) -> None:
@@ -336,13 +313,8 @@ def test_the_time_of_copies_is_that_of_sending(
 ) -> None:
     """A copy does not last until the sender's next request, for which that waits for the loop."""
     path, sent = tmp_path / "trace.json", list[int]()
-    loader: Any
-    if of_stream:
-        save_file({str(step): torch.full((4,), step) for step in range(16)}, tmp_path / "model.safetensors")
-        model = tb.Tensors.open(tmp_path / "model.safetensors")
-        loader = tb.stream(model, [[str(step)] for step in range(16)], device=Late("side"), trace=path)
-    else:
-        loader = numbers(device=Late("side"), trace=path)
+    options: dict[str, Any] = {"device": Late("side"), "trace": path}
+    loader: Any = tb.stream(*groups_of(16, tmp_path), **options) if of_stream else numbers(**options)
     begin = type(loader._sender).begin
 
     def noting(self: Any, loop: Any, batches: Any, is_sent: Any, *rest: Any) -> None:
@@ -356,9 +328,7 @@ def test_the_time_of_copies_is_that_of_sending(
     report = loader.report()
     del loader
     gc.collect()
-    events = [event for event in json.loads(path.read_text()) if event["ph"] == "X"]
-    spans = {name: [event for event in events if event["name"] == name] for name in ("gpu_transfer", "train")}
-    copies, uses = spans["gpu_transfer"], spans["train"]
+    copies, uses = spans(path)["gpu_transfer"], spans(path)["train"]
     assert len(copies) == len(uses) == 16
     end = lambda event: event["ts"] + event["dur"]  # noqa: E731
     assert all(end(copy) <= end(use) + 0.01 for copy, use in zip(copies[1:], uses, strict=False))
@@ -367,9 +337,7 @@ def test_the_time_of_copies_is_that_of_sending(
 
 def test_groups_in_memory_are_copies_too(tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
-    save_file({str(step): torch.full((4,), step) for step in range(6)}, tmp_path / "model.safetensors")
-    model = tb.Tensors.open(tmp_path / "model.safetensors")
-    groups = [[str(step)] for step in range(6)]
+    model, groups = groups_of(6, tmp_path)
     stream = tb.stream(model, groups, device=Late("side"), keep=4, trace=path)
     on_host = tb.stream(model, groups)
     for turn in (on_host, stream, stream, stream):
@@ -377,7 +345,7 @@ def test_groups_in_memory_are_copies_too(tmp_path: Path) -> None:
     report = stream.report()
     del stream, turn
     gc.collect()
-    copies = [event for event in json.loads(path.read_text()) if event.get("name") == "gpu_transfer"]
+    copies = spans(path)["gpu_transfer"]
     places = [(event["args"]["epoch"], event["args"]["step"]) for event in copies]
     assert places == [(turn, step) for turn in range(3) for step in range(6)]
     assert report.transfer == pytest.approx(sum(copy["dur"] for copy in copies) / 1e6)
@@ -435,22 +403,22 @@ def test_the_loop_is_a_row_of_its_loaders_process(
             (tmp_path / name).unlink()
 
 
-def test_the_trace_is_whole_after_the_loop(numbers: Numbers, tmp_path: Path) -> None:
+@pytest.mark.parametrize("of_stream", [False, True])
+def test_the_trace_is_whole_after_the_loop(numbers: Numbers, tmp_path: Path, of_stream: bool) -> None:
     """The last `next` waits for the thread, which refers to the loader until it ends.
 
     Without that wait this thread has the GIL from there to the assertion, and the other one needs it to end.
     """
     path = tmp_path / "trace.json"
+    options: dict[str, Any] = {"device": Late("side"), "trace": path}
     with no_forced_switch():
-        loader = numbers(device=Late("side"), trace=path)
+        loader = tb.stream(*groups_of(16, tmp_path), **options) if of_stream else numbers(**options)
         gone = weakref.ref(loader)
-        assert [batch.step for batch in loader.epochs(1)] == list(range(16))
+        assert sum(1 for _ in loader) == 16
         del loader
         assert gone() is None
-    events = [event for event in json.loads(path.read_text()) if event["ph"] == "X"]
     for name in ("disk_load", "gpu_transfer"):
-        steps = [event["args"]["step"] for event in events if event["name"] == name]
-        assert steps == list(range(16)), name
+        assert [event["args"]["step"] for event in spans(path)[name]] == list(range(16)), name
 
 
 @pytest.mark.parametrize("device_depth", [2, 3, 5])

@@ -21,6 +21,7 @@ import pytest
 import sets
 import torch
 from conftest import in_a_fork, in_threads, run_program
+from late import Late
 
 import twinbuf as tb
 
@@ -90,8 +91,7 @@ def test_release_leaves_arrays_alone(numbers: Numbers) -> None:
 def test_what_takes_the_buffer_itself_has_it_until_the_batch_goes(
     numbers: Numbers, take: Callable[[tb.Batch], object], caplog: pytest.LogCaptureFixture
 ) -> None:
-    loader = numbers(depth=1, overlap=False, name="train")
-    iterator = loader.epochs(2)
+    iterator = numbers(depth=1, overlap=False, name="train").epochs(2)
     with next(iterator) as batch:
         indices, taken = batch.indices, take(batch)
     batch.release()
@@ -223,8 +223,7 @@ def test_an_exception_in_the_middle_of_an_epoch(numbers: Numbers) -> None:
                 tensor = batch.torch()
                 if batch.step == 3:
                     tensor[0] = tensor[0].sum().item() // 0
-    steps = [batch.step for batch in loader.epoch(0)]
-    assert steps == list(range(16))
+    assert [batch.step for batch in loader.epoch(0)] == list(range(16))
 
 
 def test_arrays_outlive_loader_and_iterator(numbers: Numbers) -> None:
@@ -239,8 +238,9 @@ def test_arrays_outlive_loader_and_iterator(numbers: Numbers) -> None:
         tensor.zero_()
 
 
-def test_one_iteration_at_a_time(numbers: Numbers) -> None:
-    loader = numbers()
+@pytest.mark.parametrize("device", [None, "late"])
+def test_one_iteration_at_a_time(numbers: Numbers, device: str | None) -> None:
+    loader = numbers(device=device and Late("side"))
     old = loader.epoch(0)
     assert next(old).step == 0
     new = loader.epoch(1)
@@ -251,11 +251,14 @@ def test_one_iteration_at_a_time(numbers: Numbers) -> None:
     del old
     assert [batch.step for batch in new] == list(range(1, 16))
     assert list(new) == []
+    iterator = loader.epoch(2)
+    next(iterator)
     loader.close()
     loader.close()
-    with pytest.raises(tb.LoaderError, match="closed"):
-        loader.epoch(0)
-    assert loader.report().batches == 18
+    for call in (lambda: next(iterator), lambda: loader.epoch(0)):
+        with pytest.raises(tb.LoaderError, match="closed"):
+            call()
+    assert loader.report().batches == 19
 
 
 def test_threads_share_an_iterator(numbers: Numbers) -> None:
@@ -317,8 +320,6 @@ def test_a_hundred_thousand_batches_without_growth(numbers: Numbers) -> None:
     assert loader.report().batches == 16 * 6450
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_after_a_fork(numbers: Numbers) -> None:
     loader = numbers(depth=3)
     iterator = iter(loader)
@@ -340,26 +341,18 @@ def test_after_a_fork(numbers: Numbers) -> None:
     assert [batch.step for batch in iterator] == list(range(1, 16))
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 @pytest.mark.parametrize("kind", ["Loader", "prefetch", "generate"])
 def test_a_forked_child_gets_an_answer_while_a_thread_waits_for_an_item(kind: str) -> None:
     """That thread has the lock. It does not exist in the child."""
     begun, go = threading.Event(), threading.Event()
 
-    def wait(number: int) -> int:
+    def wait(number: Any) -> Any:
         begun.set()
         go.wait()
         return number
 
-    class Waits(sets.Numbers):
-        def read_into(self, indices: Any, out: memoryview) -> None:
-            wait(0)
-            super().read_into(indices, out)
-
-    data = Waits(8)
     made: Any = {
-        "Loader": lambda: tb.Loader(data, tb.Plan(data, 2)),
+        "Loader": lambda: sets.loader_of(sets.Numbers(8, wait), 2),
         "prefetch": lambda: tb.prefetch(map(wait, range(3))),
         "generate": lambda: tb.generate(wait),
     }[kind]()
@@ -388,13 +381,12 @@ def test_a_forked_child_gets_an_answer_while_a_thread_waits_for_an_item(kind: st
 
 def _sum_in_a_child(path: str, results: "multiprocessing.Queue[int]") -> None:
     data = tb.Records.open_npy(path)
-    results.put(sum(int(batch.numpy().sum()) for batch in tb.Loader(data, tb.Plan(data, 4)).epoch(0)))
+    results.put(sum(int(batch.numpy().sum()) for batch in sets.loader_of(data, 4).epoch(0)))
 
 
 def test_in_a_spawned_process(numbers: Numbers, tmp_path: os.PathLike[str]) -> None:
     loader = numbers()
-    iterator = iter(loader)
-    next(iterator)
+    next(iter(loader))
     context = multiprocessing.get_context("spawn")
     results = context.Queue()
     process = context.Process(target=_sum_in_a_child, args=(f"{tmp_path}/numbers.npy", results))
@@ -406,17 +398,11 @@ def test_in_a_spawned_process(numbers: Numbers, tmp_path: os.PathLike[str]) -> N
 
 EXIT = """
 import logging, sys, threading, twinbuf as tb
-from sets import Numbers
+from sets import Numbers, loader_of
 logging.disable()
 how, path = sys.argv[1:]
-data = tb.Records.open_npy(path)
-class Slow(Numbers):
-    shape = (4,)
-    def read_into(self, indices, out):
-        for _ in range(2000): pass
-        super().read_into(indices, out)
-source = Slow(64) if how.startswith("python") else data
-loader = tb.Loader(source, tb.Plan(source, 4), depth=4)
+slow = Numbers(64, lambda indices: sum(range(2000)))
+loader = loader_of(slow if how.startswith("python") else tb.Records.open_npy(path), 4, depth=4)
 iterator = loader.epochs(1000)
 batch = next(iterator)
 array, tensor_capsule = batch.numpy(), batch.__dlpack__()
@@ -446,13 +432,8 @@ def test_the_interpreter_exits_while_batches_load(
 
 
 DELETER = """
-import gc, threading, twinbuf as tb
-from sets import Numbers
-class Data(Numbers):
-    def __init__(self, use): self.use, self.records = use, 64
-    def read_into(self, indices, out):
-        self.use(indices)
-        super().read_into(indices, out)
+import gc, threading
+from sets import Numbers, loader_of
 failed = threading.Event()
 def fail(indices):
     if 4 in indices:
@@ -460,14 +441,14 @@ def fail(indices):
         raise LookupError("four")
 def first():
     # The slot of the second batch owns an error that nobody receives, and the tensor owns the slots.
-    iterator = tb.Loader(data := Data(fail), tb.Plan(data, 4)).epoch(0)
+    iterator = loader_of(Numbers(64, fail), 4).epoch(0)
     tensor = next(iterator).torch()
     failed.wait()
     return tensor
 tensors = [first()]
 gc.collect()
-data = Data(lambda indices: tensors.clear())
-assert sum(len(batch) for batch in tb.Loader(data, tb.Plan(data, 4), overlap=False).epoch(0)) == 64
+data = Numbers(64, lambda indices: tensors.clear())
+assert sum(len(batch) for batch in loader_of(data, 4, overlap=False).epoch(0)) == 64
 assert tensors == []
 """
 
@@ -501,7 +482,6 @@ gate.set()
 """
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_a_forked_child_does_not_wait_for_threads_that_it_lacks() -> None:
     """It waited one second at its exit for another thread's `next`."""
     status, out, errors = run_program(FORKED)
@@ -532,7 +512,6 @@ thread.join()
 """
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_a_process_that_is_forked_while_a_loader_is_built_builds_one(tmp_path: Path) -> None:
     """A lock was held while files are opened: the child had it for ever."""
     for mode in ("auto", "direct"):
@@ -541,7 +520,7 @@ def test_a_process_that_is_forked_while_a_loader_is_built_builds_one(tmp_path: P
 
 LEFT_BY_EXCEPTION = """
 import sys, threading
-from sets import Numbers
+from sets import Numbers, loader_of
 if sys.argv[1] == "import":
     thread = threading.Thread(target=lambda: __import__("twinbuf"))
     thread.start()
@@ -553,8 +532,8 @@ def loops():
     yield lambda: tb.prefetch([object() for _ in range(100)])
     yield lambda: enumerate(tb.prefetch([object() for _ in range(100)]))
     for overlap in (True, False):
-        yield lambda overlap=overlap: tb.Loader(data, tb.Plan(data, 8), overlap=overlap)
-        yield lambda overlap=overlap: tb.Loader(data, tb.Plan(data, 8), overlap=overlap).epochs(2)
+        yield lambda overlap=overlap: loader_of(data, 8, overlap=overlap)
+        yield lambda overlap=overlap: loader_of(data, 8, overlap=overlap).epochs(2)
 
 def work():
     for loop in loops():
@@ -618,7 +597,7 @@ def test_a_cycle_through_an_iterator_is_collected(kind: str) -> None:
 
 
 FIRST = """
-import os, sys, twinbuf as tb
+import os, twinbuf as tb
 from sets import Numbers
 class Late:
     def __init__(self):

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import no_forced_switch
+from conftest import model_of, spans
 from late import Late
 from safetensors.torch import save_file
 
@@ -54,6 +54,12 @@ def layer_of(name: str) -> int | None:
     return int(name.split(".")[1]) if name.startswith("layers.") else None
 
 
+def is_right(layer: tb.Group, tensors: Saved) -> bool:
+    found = layer.torch()
+    names = [f"layers.{layer.number}.down", f"layers.{layer.number}.up"]
+    return sorted(found) == names and all(torch.equal(found[name], tensors[name]) for name in found)
+
+
 def test_what_a_model_has(tensors: Saved, opened: tb.Tensors, tmp_path: Path) -> None:
     assert isinstance(opened, Mapping)
     assert list(opened) == list(opened.keys()) == sorted(tensors)
@@ -78,11 +84,9 @@ def test_every_pass_has_every_group(tensors: Saved, opened: tb.Tensors, options:
     for _ in range(3):
         numbers = []
         for layer in layers:
-            found = layer.torch()
-            assert sorted(found) == [f"layers.{layer.number}.down", f"layers.{layer.number}.up"]
-            assert all(torch.equal(found[name], tensors[name]) for name in found)
+            assert is_right(layer, tensors)
             numbers.append(layer.number)
-            del found, layer
+            del layer
         assert numbers == list(range(LAYERS))
     report = layers.report()
     # The use of a group that is kept counts as that of the one before it.
@@ -120,12 +124,6 @@ def test_a_tensor_outlives_everything(tensors: Saved, tmp_path: Path) -> None:
     assert torch.equal(kept, tensors["embed"])
 
 
-def test_groups_that_are_held_are_counted(opened: tb.Tensors) -> None:
-    layers = tb.stream(opened, layer_of)
-    held = list(layers)
-    assert layers.report().kept == len(held) - 2
-
-
 def test_one_slot_would_be_held_by_the_loop(opened: tb.Tensors) -> None:
     with pytest.raises(tb.OptionError, match="`depth`: wanted at least 2 slots, found 1"):
         tb.stream(opened, layer_of, depth=1)
@@ -135,12 +133,13 @@ def test_groups_that_are_kept_take_their_memory_along(
     tensors: Saved, opened: tb.Tensors, caplog: pytest.LogCaptureFixture
 ) -> None:
     started = time.monotonic()
-    groups = list(tb.stream(opened, layer_of, name="layers"))
+    layers = tb.stream(opened, layer_of, name="layers")
+    groups = list(layers)
     # A slot that nothing frees is waited for for 10 s.
     assert time.monotonic() - started < 5
     assert [group.number for group in groups] == list(range(LAYERS))
-    for group in groups:
-        assert all(torch.equal(found, tensors[name]) for name, found in group.torch().items())
+    assert all(is_right(group, tensors) for group in groups)
+    assert layers.report().kept == LAYERS - 2
     (line,) = [record.message for record in caplog.records]
     assert line.startswith("layers: all slots were in use for 0.1 s, so one got new memory")
 
@@ -160,13 +159,11 @@ def test_a_loop_variable_of_an_earlier_pass_holds_nothing_up(
                 break
     # A slot that is held is waited for for 10 s.
     assert time.monotonic() - started < 5
-    for layer in kept:
-        assert all(torch.equal(found, tensors[name]) for name, found in layer.torch().items())
+    assert len(kept) == 6 and all(is_right(layer, tensors) for layer in kept)
 
 
 def test_a_limit_spares_the_slot_of_a_loop_variable(tmp_path: Path) -> None:
-    save_file({f"layers.{n}.up": torch.zeros(50_000) for n in range(8)}, tmp_path / "m.safetensors")
-    opened, found = tb.Tensors.open(tmp_path / "m.safetensors"), set()
+    opened, found = model_of(tmp_path, {f"layers.{n}.up": torch.zeros(50_000) for n in range(8)}), set()
     for room in range(0, 2_000_000, 50_000):
         try:
             layers = tb.stream(opened, layer_of, memory_limit=(10 << 20) + room)
@@ -174,18 +171,12 @@ def test_a_limit_spares_the_slot_of_a_loop_variable(tmp_path: Path) -> None:
             continue  # no room for the slots alone
         if layers.kept:
             found.add(layers.kept)
-            numbers = []
-            for _ in range(3):
-                for layer in layers:
-                    numbers.append(layer.number)
-                    break
-            assert numbers == [0, 0, 0]
+            assert [next(iter(layers)).number for _ in range(3)] == [0, 0, 0]
     assert {1, 2, 3, 8} <= found
 
 
 def test_a_loop_without_memory_goes_on_once_there_is_some(tmp_path: Path) -> None:
-    save_file({f"layers.{n}.up": torch.full((50_000,), n) for n in range(8)}, tmp_path / "m.safetensors")
-    opened = tb.Tensors.open(tmp_path / "m.safetensors")
+    opened = model_of(tmp_path, {f"layers.{n}.up": torch.full((50_000,), n) for n in range(8)})
     # Room for two slots, and for one group more.
     layers = tb.stream(opened, layer_of, keep=0, memory_limit=(10 << 20) + 3 * 410_000)
     passing, held, errors = iter(layers), [], 0
@@ -221,16 +212,20 @@ def test_groups_on_a_device(
     others = threading.enumerate()
     device = Late(eager)
     layers = tb.stream(opened, layer_of, device=device, trace=tmp_path / "trace.json", **options)
-    read: list[tuple[str, torch.Tensor]] = []
+    read: list[bool] = []
     kept = []
+
+    def use(layer: tb.Group) -> None:
+        for name, tensor in layer.torch().items():
+            assert device.owns(tensor)
+            device.kernel(tensor, lambda values, name=name: read.append(torch.equal(values, tensors[name])))
+
     for left in (LAYERS, 2, LAYERS, LAYERS):
         numbers = []
         for layer in layers:
             numbers.append(layer.number)
             assert repr(layer) == f"<Group {layer.number}: 2 tensors>" and len(layer) == 2
-            for name, tensor in layer.torch().items():
-                assert device.owns(tensor)
-                device.kernel(tensor, lambda values, name=name: read.append((name, values)))
+            use(layer)
             with pytest.raises(TypeError, match="the group is on a device: use `torch\\(\\)`"):
                 layer.numpy()
             kept.append(layer)
@@ -238,13 +233,11 @@ def test_groups_on_a_device(
                 break
         assert numbers == list(range(left))
     device.finish()
-    assert len(read) == 2 * (3 * LAYERS + 2)
-    assert all(torch.equal(values, tensors[name]) for name, values in read)
+    assert read == [True] * 2 * (3 * LAYERS + 2)
     for layer in kept:
-        for name, tensor in layer.torch().items():
-            device.kernel(tensor, lambda values, name=name: read.append((name, values)))
+        use(layer)
     device.finish()
-    assert all(torch.equal(values, tensors[name]) for name, values in read)
+    assert read == [True] * 4 * (3 * LAYERS + 2)
     report = layers.report()
     assert (report.epochs, report.batches) == (4, 3 * LAYERS + 2)
     gone, started = weakref.ref(layers), time.monotonic()
@@ -255,36 +248,18 @@ def test_groups_on_a_device(
     ):
         gc.collect()
         assert time.monotonic() - started < 60, "its thread ends"
-    events = json.loads((tmp_path / "trace.json").read_text())
-    assert {"gpu_queue_wait", "disk_load"} <= {event["name"] for event in events}
-
-
-def test_the_trace_is_whole_after_the_loop(opened: tb.Tensors, tmp_path: Path) -> None:
-    """The last `next` waits for the thread, which refers to the stream until it ends.
-
-    Without that wait this thread has the GIL from there to the assertion, and the other one needs it to end.
-    """
-    path = tmp_path / "trace.json"
-    with no_forced_switch():
-        layers = tb.stream(opened, layer_of, device=Late("side"), trace=path)
-        gone = weakref.ref(layers)
-        assert [layer.number for layer in layers] == list(range(LAYERS))
-        del layers
-        assert gone() is None
-    events = [event for event in json.loads(path.read_text()) if event["ph"] == "X"]
-    assert [event["args"]["step"] for event in events if event["name"] == "disk_load"] == list(range(LAYERS))
+    assert {"gpu_queue_wait", "disk_load"} <= spans(tmp_path / "trace.json").keys()
 
 
 @pytest.mark.parametrize("name", ["float8_e8m0fnu", "float8_e4m3fnuz"])
 def test_floats_that_only_torch_has_are_bytes(tmp_path: Path, name: str) -> None:
     saved = torch.arange(8, dtype=torch.uint8).view(getattr(torch, name)).reshape(2, 4)
-    save_file({"x": saved}, tmp_path / "x.safetensors")
-    (group,) = tb.stream(tb.Tensors.open(tmp_path / "x.safetensors"), lambda _: 0)
+    (group,) = tb.stream(model_of(tmp_path, {"x": saved}), lambda _: 0)
     (found,) = group.torch().values()
     assert (found.dtype, found.shape) == (torch.uint8, (8,)) and np.array_equal(group.numpy()["x"], range(8))
     assert torch.equal(found.view(saved.dtype).reshape(2, 4).view(torch.uint8), saved.view(torch.uint8))
     with pytest.raises(tb.FileError, match=r"found F8_E.*: records cannot have this type, but a stream"):
-        tb.Records.open_safetensors(tmp_path / "x.safetensors", "x")
+        tb.Records.open_safetensors(tmp_path / "model.safetensors", "x")
 
 
 def test_groups_in_another_order(tensors: Saved, opened: tb.Tensors) -> None:
@@ -292,10 +267,7 @@ def test_groups_in_another_order(tensors: Saved, opened: tb.Tensors) -> None:
     layers = tb.stream(opened, layer_of, order=[forward, forward[::-1]], keep=2, cycle=True)
     assert layers.kept == 2
     for turn in range(4):
-        numbers = []
-        for layer in layers:
-            numbers.append(layer.number)
-            assert all(torch.equal(found, tensors[name]) for name, found in layer.torch().items())
+        numbers = [layer.number for layer in layers if is_right(layer, tensors)]
         assert numbers == list(forward[::-1] if turn % 2 else forward)
     for order in ([], [[0, 1]], [forward, [0] * LAYERS], [range(1, LAYERS + 1)]):
         with pytest.raises(tb.OptionError, match="order: wanted lists of 5 groups, each once, found"):
