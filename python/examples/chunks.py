@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from common import compare, folder, network, write
+from common import compare, descend, folder, network, write
 
 import twinbuf as tb
 
@@ -39,11 +39,8 @@ class Model:
 
     def train(self, chunk: np.ndarray) -> float:
         for batch in torch.from_numpy(chunk).split(BATCH):
-            loss = torch.nn.functional.mse_loss(self.net(batch), batch)
-            self.optimizer.zero_grad()
-            loss.backward()
-            self.optimizer.step()
-        return loss.item()
+            loss = descend(self.optimizer, torch.nn.functional.mse_loss(self.net(batch), batch))
+        return loss
 
 
 def plain(path: Path) -> list[float]:

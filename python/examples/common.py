@@ -8,6 +8,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -38,6 +39,14 @@ def cold(*paths: Path) -> None:
 def network() -> None:
     """Wait as a disk behind a network may: one of this machine may be too fast."""
     time.sleep(0.005)
+
+
+def descend(optimizer: Any, loss: Any) -> float:
+    """Change a model of torch by the gradient of the loss."""
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    return float(loss.item())
 
 
 def compare(plain: Callable[[], list[float]], changed: Callable[[], list[float]], *paths: Path) -> None:

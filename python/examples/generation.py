@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import torch
-from common import compare
+from common import compare, descend
 
 import twinbuf as tb
 
@@ -52,11 +52,8 @@ class Model:
     def learn(self, states: torch.Tensor, moves: torch.Tensor, rewards: torch.Tensor) -> float:
         for _ in range(12):
             chosen = self.policy(states).log_softmax(2).gather(2, moves[..., None]).squeeze(2)
-            loss = -(chosen * (rewards - rewards.mean())).mean()
-            self.optimizer.zero_grad()
-            loss.backward()
-            self.optimizer.step()
-        return loss.item()
+            loss = descend(self.optimizer, -(chosen * (rewards - rewards.mean())).mean())
+        return loss
 
 
 def in_turn(model: Model, players: Players) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from common import compare, folder, write
+from common import compare, descend, folder, write
 from torch.utils.data import DataLoader, Dataset
 
 import twinbuf as tb
@@ -57,11 +57,7 @@ class Model:
         self.optimizer = torch.optim.SGD(self.net.parameters(), 0.1)
 
     def train(self, images: torch.Tensor, labels: torch.Tensor) -> float:
-        loss = torch.nn.functional.cross_entropy(self.net(images), labels)
-        self.optimizer.zero_grad()
-        loss.backward()
-        self.optimizer.step()
-        return loss.item()
+        return descend(self.optimizer, torch.nn.functional.cross_entropy(self.net(images), labels))
 
 
 def plain(path: Path) -> list[float]:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from common import compare, folder
+from common import compare, descend, folder
 from safetensors.torch import load_file, save_file
 
 import twinbuf as tb
@@ -47,10 +47,7 @@ class Model:
 
     def train(self, step: int) -> float:
         loss = torch.nn.functional.mse_loss(self.net(self.batches[step]), self.batches[step])
-        self.optimizer.zero_grad()
-        loss.backward()
-        self.optimizer.step()
-        return loss.item()
+        return descend(self.optimizer, loss)
 
     def state(self) -> dict[str, torch.Tensor]:
         state = dict(self.net.state_dict())

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from common import compare, folder, network, write
+from common import compare, descend, folder, network, write
 
 import twinbuf as tb
 
@@ -58,11 +58,7 @@ class Model:
         return torch.nn.functional.mse_loss(self.net(left), right)
 
     def train(self, rows: torch.Tensor) -> float:
-        loss = self.loss(rows)
-        self.optimizer.zero_grad()
-        loss.backward()
-        self.optimizer.step()
-        return loss.item()
+        return descend(self.optimizer, self.loss(rows))
 
     @torch.no_grad()
     def validate(self, batches: Iterable[torch.Tensor]) -> float:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from common import compare, folder, write
+from common import compare, descend, folder, write
 
 import twinbuf as tb
 
@@ -38,10 +38,7 @@ class TorchModel:
         tokens = tokens[:, :: WINDOW // 4].long()  # few, as this may be a small processor
         scores = self.out(self.table(tokens[:, :-1]))
         loss = torch.nn.functional.cross_entropy(scores.flatten(0, 1), tokens[:, 1:].flatten())
-        self.optimizer.zero_grad()
-        loss.backward()
-        self.optimizer.step()
-        return loss.item()
+        return descend(self.optimizer, loss)
 
 
 class NumpyModel:
