@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import run_program
-from safetensors.torch import save_file
+from conftest import model_of, run_program, spans
+from sets import Numbers, loader_of
 
 import twinbuf as tb
 
@@ -36,8 +36,7 @@ def test_figures_text_page_and_trace(numbers: Callable[..., tb.Loader], tmp_path
     assert page.startswith("<!DOCTYPE html>") and "<svg" in page and "<pre>train: 3 epochs" in page
     assert "host_depth" not in str(report) + report.advice + page
     loader.close()
-    rows = {event.get("name") for event in json.loads((tmp_path / "both.json").read_text())}
-    assert "disk_load" in rows
+    assert "disk_load" in spans(tmp_path / "both.json")
 
 
 def test_the_text_says_what_to_try_in_the_words_of_python(numbers: Callable[..., tb.Loader]) -> None:
@@ -77,30 +76,18 @@ for _ in watched:
     assert text.count(report.advice) == 2 and "<x&copy=1>: " in text, page
 
 
-class Zeros:
-    dtype = "float32"
-    shape = (4,)
-
-    def __len__(self) -> int:
-        return 64
-
-    def read_into(self, indices: object, out: memoryview) -> None:
-        np.asarray(out)[:] = 0
-
-
 @pytest.mark.parametrize("overlap", [True, False])
 def test_a_closed_loader_has_completed_its_trace(overlap: bool, tmp_path: Path) -> None:
-    data, path = Zeros(), tmp_path / "trace.json"
-    with tb.Loader(data, tb.Plan(data, 8), overlap=overlap, trace=path) as loader:
+    path = tmp_path / "trace.json"
+    with loader_of(Numbers(64), 8, overlap=overlap, trace=path) as loader:
         assert len([*loader]) == 8
-    assert len([event for event in json.loads(path.read_text()) if event["name"] == "disk_load"]) == 8
+    assert len(spans(path)["disk_load"]) == 8
     del loader
 
 
 @pytest.mark.parametrize("within", [True, False])
 @pytest.mark.parametrize(
-    "make",
-    [lambda: tb.prefetch([1, 2]), lambda: tb.generate(int), lambda: tb.Loader(Zeros(), tb.Plan(Zeros(), 8))],
+    "make", [lambda: tb.prefetch([1, 2]), lambda: tb.generate(int), lambda: loader_of(Numbers(64), 8)]
 )
 def test_the_last_use_of_a_loop_that_is_left_counts(make: Callable[[], Any], within: bool) -> None:
     loop = make()
@@ -124,18 +111,18 @@ def test_a_page_that_cannot_be_written(numbers: Callable[..., tb.Loader], tmp_pa
 def test_a_finalizer_reports_what_was_measured(numbers: Callable[..., tb.Loader], tmp_path: Path) -> None:
     """At the end of the program, as the finalizer of a trainer does. It said "Nothing was measured."."""
     numbers()  # makes the file
-    save_file({f"w{layer}": torch.zeros(8) for layer in range(4)}, tmp_path / "model.safetensors")
+    model_of(tmp_path, {f"w{layer}": torch.zeros(8) for layer in range(4)})
     code = """
 import twinbuf as tb
-from sets import Numbers
+from sets import Numbers, loader_of
 
 class Trainer:
     def __init__(self):
-        files, data, self.me = tb.Records.open_npy("numbers.npy"), Numbers(64), self
+        files, self.me = tb.Records.open_npy("numbers.npy"), self
         self.loops = [
-            tb.Loader(files, tb.Plan(files, 4)),
-            tb.Loader(files, tb.Plan(files, 4), overlap=False),
-            tb.Loader(data, tb.Plan(data, 4)),
+            loader_of(files, 4),
+            loader_of(files, 4, overlap=False),
+            loader_of(Numbers(64), 4),
             tb.stream(tb.Tensors.open("model.safetensors"), lambda name: int(name[1])),
             tb.prefetch(range(16)),
             tb.watch(range(16)),
