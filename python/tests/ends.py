@@ -38,6 +38,7 @@ POLLS = ("poll1", "poll10", "poll50", "queue", "retry")
 WAITS = ("event", "spin", "matmul", "native")
 STAYS = ("poll10", "event", "spin", "slow1.30")
 TORCH = ("torch mm", "torch native")
+CLOSED = ("read_into", "map", "prefetch", "device")  # where `close` waits
 SLOW = tuple(f"slow{1 + step / 20:.2f}" for step in range(1, 21))
 NEIGHBOURS = tuple(f"{kind}{percent}" for kind in ("python", "numpy") for percent in (3, 10, 100))
 ENDS = ("fall", "exit3", "raise", "sigint", "sigterm")
@@ -66,8 +67,12 @@ DAEMONS = ("daemon items", "daemon rounds", "daemon data set")
 # What a daemon thread asks for without a pause.
 ASKED = ("report", "watched", "paths", "tensors", "file", "stream", "state")
 
-CODES = {"raise": 1, "exit3": 3, "sigint": -2, "sigint wait": -2}
+CODES = {"raise": 1, "exit3": 3, "close raises": 1}
+CODES |= dict.fromkeys(("sigint", "sigint wait", "close sigint"), -2)
 CODES |= dict.fromkeys(("sigterm", "sigterm wait", "second"), 5)
+# What is printed of the exception that ends the program.
+TEXTS = {"raise": "ValueError: mine", "close raises": "LoaderTimeoutError: "}
+TEXTS |= dict.fromkeys(("sigint", "sigint wait", "close sigint"), "KeyboardInterrupt")
 LIMIT = 2.0  # seconds from the mark to the end of the process
 # Not wrong: it was not run, or it ended as a program without twinbuf does.
 RIGHT = ("", "skipped", "plain")
@@ -113,6 +118,7 @@ def every_case() -> list[Case]:
         *foreign("busy", homes, ("event", "poll10", "spin"), ("fall", "exit3"), busy=NEIGHBOURS),
         *foreign("wait", homes, ("queue", *STAYS), ("sigint wait", "sigterm wait")),
         *foreign("second", homes, STAYS, ("second",)),
+        *foreign("close", CLOSED, ("event", "poll10"), ("close raises", "close sigint")),
         *foreign("left", homes, ("poll10", "slow1.30"), ("fall",), left=LEFT),
         *product("daemon", (*LOOPS, "thread"), ("1 ms", "50 ms"), ("held", "free")),
         *product("preempted", LOOPS, ("50 ms",), ("held",)),
@@ -135,9 +141,10 @@ QUICK = re.compile(
         (
             r"poll:(read_into|map|prefetch|prefetch next|generate):poll10:(fall|sigterm):.*",
             r"poll:(prefetch:queue:raise|read_into:retry:exit3|generate:poll1:sigint):.*",
-            r"block:(prefetch:spin:fall|read_into:native:fall|map:matmul:exit3|generate:event:raise):.*",
+            r"block:(prefetch:spin:fall|read_into:native:fall|map:matmul:exit3):.*",
+            r"(block|wait|close):(read_into|map|prefetch|generate|device):event:(?!sigterm|sigint:).*",
             r"busy:(prefetch:event:fall:python10|read_into:event:exit3:numpy100):.*",
-            r"wait:(read_into:queue|prefetch:spin):.*|second:prefetch:poll10:.*",
+            r"wait:(read_into:queue|prefetch:spin):.*|second:(prefetch:poll10|generate:event):.*",
             r"lock:files in turn:exit3|preempted:prefetch:.*",
             r"called:(len|fingerprint|groups|record|import|trace):poll10:exit3|asked:.*:1:exit3",
             r"left:(prefetch:poll10:fall:quiet:global|generate:poll10:fall:quiet:cycle)",
@@ -496,6 +503,11 @@ def program(words: tuple[str, ...], folder: str) -> None:
     if left == "close" or left == "close.2":
         with contextlib.suppress(TimeoutError):
             things.close(**({"timeout": 0.2} if left == "close.2" and home != "thread" else {}))
+    if end in ("close raises", "close sigint"):
+        mark()
+        if end == "close sigint":
+            daemon_thread(lambda: soon(signal.SIGINT, 0.3, False))
+        things.close(**({"timeout": 60} if end == "close sigint" else {}))
     del items, things
     finish(end)
 
@@ -999,8 +1011,10 @@ def judge(case: Case, code: int | None, took: float, out: str, err: str, limit: 
     fatal = FATAL.search(err)
     if fatal:
         return f"text: {fatal.group()}"
-    if end == "raise" and "ValueError: mine" not in err:
+    if TEXTS.get(end, "") not in err:
         return "text: its own exception is not shown"
+    if end in ("", "exit3") and "event" in words and err:
+        return f"text: {err}"
     if group in ("daemon", "preempted"):
         if "epoch complete" in out:
             return "complete: the loop ended as if it were over"

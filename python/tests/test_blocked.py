@@ -7,30 +7,14 @@ import subprocess
 import sys
 import threading
 import time
-from pathlib import Path
 from typing import Any
 
-import blocked
 import pytest
 from conftest import in_threads, run_program
 from sets import Gated, Numbers, loader_of
 
 import twinbuf as tb
 from twinbuf import _drive, _loop
-
-
-@pytest.mark.parametrize("end", blocked.ENDS)
-@pytest.mark.parametrize("code", blocked.CODES)
-def test_a_program_ends(code: str, end: str, tmp_path: Path) -> None:
-    call = f"import blocked; blocked.program({code!r}, {end!r}, {str(tmp_path)!r})"
-    status, _, told = run_program(call, timeout=60)
-    error = {"exception": "KeyError", "close": "LoaderTimeoutError"}.get(end, "")
-    error = "KeyboardInterrupt" if end.startswith("Ctrl-C") else error
-    if (code, end) == ("generate", "close"):
-        error = ""  # it does not wait
-    assert error in told and "panicked" not in told and "Fatal" not in told, told
-    assert (told != "") == (error != "") and (status != 0) == (error != ""), (status, told)
-
 
 DROPPED = """
 import atexit, contextlib, threading
