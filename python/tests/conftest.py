@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import gc
 import json
 import os
+import pickle
 import re
 import signal
 import subprocess
@@ -92,6 +94,10 @@ def refused(error: Any, calls: Iterable[tuple[Callable[[], object], str]]) -> No
             assert re.search(message, str(caught)), (message, str(caught))
         else:
             pytest.fail(f"nothing was raised; wanted {message}")
+
+
+def copies(thing: Any) -> list[Any]:
+    return [pickle.loads(pickle.dumps(thing)), copy.copy(thing), copy.deepcopy(thing)]
 
 
 def spans(trace: Path) -> dict[str, list[dict[str, Any]]]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import difflib
-import importlib.util
 import os
 import subprocess
 import sys
@@ -39,8 +38,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Future[
     (folder / "torch.py").write_text("raise ImportError('there is none')")
     with ThreadPoolExecutor(2) as pool:
         runs = {"": pool.submit(run, "tokens.py", folder / "no torch", PYTHONPATH=str(folder))}
-        if importlib.util.find_spec("torch"):
-            runs |= {name: pool.submit(run, name, folder / name) for name in NAMES}
+        runs |= {name: pool.submit(run, name, folder / name) for name in NAMES}
         yield runs
 
 
@@ -60,7 +58,6 @@ def lines_changed(name: str) -> int:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_an_example(name: str, runs: dict[str, Future[str]], capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("torch")
     out, changed = runs[name].result(), lines_changed(name)
     with capsys.disabled():
         print(f"\n{name}: {changed} lines changed\n{out}", end="")
@@ -72,7 +69,6 @@ def test_the_tokens_without_torch(runs: dict[str, Future[str]]) -> None:
 
 
 def test_the_copies_by_hand_need_each_of_their_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("torch")
     monkeypatch.syspath_prepend(str(EXAMPLES))
     import copies
     from late import Late

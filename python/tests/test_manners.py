@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 import pytest
 import sets
-from conftest import Case, run_program, saved
+import torch
+from conftest import Case, copies, indexed, model_of, run_program, saved
 from interrupts import Now
 from safetensors.numpy import save_file
 
@@ -81,17 +82,17 @@ def test_iterations_have_a_length(numbers: Numbers) -> None:
 @pytest.mark.parametrize("overlap", [True, False])
 @pytest.mark.parametrize("kind", ["files", "map", "read_into", "device", "watch", "stream", "sent"])
 def test_every_iterator_can_be_closed(kind: str, overlap: bool, numbers: Numbers, tmp_path: Path) -> None:
-    save_file({name: np.zeros(4, "float32") for name in "abc"}, tmp_path / "model.safetensors")
+    model = model_of(tmp_path, {name: torch.zeros(4) for name in "abc"})
 
     def loader() -> Any:
         if kind in ("stream", "sent"):
-            return tb.stream(tb.Tensors.open(tmp_path / "model.safetensors"), lambda name: name, **sent)
+            return tb.stream(model, lambda name: name, **on)
         if kind == "read_into":
-            return tb.Loader(sets.Numbers(16), tb.Plan(16, 4), overlap=overlap)
-        options = {"device": Now()} if kind == "device" else {"map": tb.Batch.numpy} if kind == "map" else {}
-        return numbers(overlap=overlap, **options)
+            return sets.loader_of(sets.Numbers(16), 4, overlap=overlap)
+        options = {"map": tb.Batch.numpy} if kind == "map" else {}
+        return numbers(overlap=overlap, **on, **options)
 
-    sent: dict[str, Any] = {"device": Now()} if kind == "sent" else {}
+    on: dict[str, Any] = {"device": Now()} if kind in ("device", "sent") else {}
     for received in range(3):
         with contextlib.closing(iter(tb.watch(loader()) if kind == "watch" else loader())) as items:
             for _ in range(received):
@@ -129,9 +130,8 @@ def double(record: np.ndarray, seed: int) -> np.ndarray:
 def test_records_are_pickled_by_path(case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A data set of torch's that has them is sent to its workers, which are spawned."""
     for data in (case.data, case.data.to(case.data.dtype).map(double, case.data.dtype, case.data.shape)):
-        text = pickle.dumps(data)
         monkeypatch.chdir("/")
-        for other in (pickle.loads(text), copy.copy(data), copy.deepcopy(data)):
+        for other in copies(data):
             assert repr(other) == repr(data) and other.paths == data.paths
             assert np.array_equal(other[:], data[:])
     images = tmp_path / "images.npy"
@@ -145,9 +145,7 @@ def test_records_are_pickled_by_path(case: Case, tmp_path: Path, monkeypatch: py
 
 
 def test_ragged_records_and_tensors_are_pickled_by_path(model: tb.Tensors, tmp_path: Path) -> None:
-    (tmp_path / "a.bin").write_bytes(b"abcdef")
-    np.save(tmp_path / "a.npy", np.array([0, 1, 6]))
-    data = tb.Records.open_indexed(tmp_path / "a.bin", tmp_path / "a.npy")
+    data = indexed(tmp_path, [b"a", b"bcdef"])
     assert " of uint8 up to [" in repr(data)
     assert [bytes(record) for record in pickle.loads(pickle.dumps(data))[:]] == [b"a", b"bcdef"]
     assert dict(pickle.loads(pickle.dumps(model))) == dict(model)
@@ -266,10 +264,8 @@ def test_plans_are_values(npy: Case) -> None:
         tb.Chunks(7),
     ]
     for thing in things:
-        for other in (pickle.loads(pickle.dumps(thing)), copy.copy(thing), copy.deepcopy(thing)):
-            assert other == thing
-            assert hash(other) == hash(thing)
-            assert repr(other) == repr(thing)
+        for other in copies(thing):
+            assert (other, hash(other), repr(other)) == (thing, hash(thing), repr(thing))
     assert len(set(things)) == len(things)
 
 
@@ -280,7 +276,7 @@ class Named(tb.Plan):
 def test_a_plan_of_a_subclass_is_pickled_as_such() -> None:
     plan = Named(100, 7)
     plan.name = "train"
-    for other in (pickle.loads(pickle.dumps(plan)), copy.copy(plan), copy.deepcopy(plan)):
+    for other in copies(plan):
         assert (type(other), other.name, other) == (Named, "train", plan)
 
 
@@ -375,13 +371,9 @@ def test_numpys_integers_are_integers(numbers: Numbers) -> None:
     with pytest.raises(ValueError, match="rounds: wanted a whole number from 0 to"):
         tb.generate(lambda number: number, rounds=-two)
     loader = numbers(depth=two)
+    batch = next(iter(loader))
+    assert batch.numpy().dtype.type is batch.indices.dtype.type is np.int64
     assert len(loader.epochs(two)) == sum(1 for _ in loader.epochs(two)) == 32
-
-
-def test_int64_is_numpys_int64(numbers: Numbers) -> None:
-    batch = next(iter(numbers()))
-    assert batch.numpy().dtype.type is np.int64
-    assert batch.indices.dtype.type is np.int64
 
 
 def test_asarray_of_several_arrays_is_refused(npy: Case) -> None:
@@ -414,13 +406,10 @@ def test_a_dict_of_data_sets(npy: Case) -> None:
 
 
 def test_read_into_that_returns_an_array_is_told() -> None:
-    class Returns(sets.Numbers):
-        def read_into(self, indices: np.ndarray, out: memoryview) -> Any:
-            return np.ones((len(indices), 1), np.int64)
-
-    data = Returns()
+    data: Any = sets.Numbers()
+    data.read_into = lambda indices, out: np.ones((len(indices), 1), np.int64)
     with pytest.raises(TypeError, match=r"read_into: wanted `out` filled .*, found a ndarray returned"):
-        next(iter(tb.Loader(data, tb.Plan(data, 4))))  # type: ignore[arg-type]
+        next(iter(sets.loader_of(data, 4)))
 
 
 WORKER = """

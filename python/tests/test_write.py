@@ -155,7 +155,11 @@ def test_refused(tmp_path: Path) -> None:
         tb.Writer(tmp_path / "no" / "x.npy", "float32")
 
 
-def test_an_exception_discards_the_file(tmp_path: Path) -> None:
+def test_an_exception_discards_the_file_as_discard_does(tmp_path: Path) -> None:
+    with tb.Writer(tmp_path / "x.npy", "float32", (3,)) as out:
+        out.append(np.ones((2, 3), "float32"))
+        out.discard()
+    assert names(tmp_path) == []
     (tmp_path / "x.npy").write_text("before")
     with pytest.raises(KeyError), tb.Writer(tmp_path / "x.npy", "float32", (3,)) as out:
         out.append(np.ones((2000, 3), "float32"))
@@ -163,13 +167,6 @@ def test_an_exception_discards_the_file(tmp_path: Path) -> None:
     assert names(tmp_path) == ["x.npy"] and (tmp_path / "x.npy").read_text() == "before"
     with pytest.raises(tb.LoaderError, match="has ended"):
         out.finish()
-
-
-def test_a_block_that_discards_leaves_nothing(tmp_path: Path) -> None:
-    with tb.Writer(tmp_path / "x.npy", "float32", (3,)) as out:
-        out.append(np.ones((2, 3), "float32"))
-        out.discard()
-    assert names(tmp_path) == []
 
 
 def test_a_copy_from_a_device_that_fails_at_the_end_discards_the_file(
@@ -220,7 +217,6 @@ assert [(error.path.name, error.offset, error.errno) for error in errors] == [("
     assert names(tmp_path) == []
 
 
-@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
 def test_a_forked_process_is_told(tmp_path: Path) -> None:
     out = tb.Writer(tmp_path / "x.npy", "int64")
     out.append([1, 2])
