@@ -23,10 +23,6 @@ POISON = 0xA5
 EDGES = ("start", "slot", "fill", "direct", "wait", "keep")
 
 
-def _done(_: object) -> bool:
-    return True
-
-
 def _key(tensor: torch.Tensor) -> int:
     return int(tensor.untyped_storage()._cdata)
 
@@ -34,13 +30,9 @@ def _key(tensor: torch.Tensor) -> int:
 class LateStream:
     def __init__(self, name: str) -> None:
         self.name = name
-        self.queue: deque[Callable[[], bool]] = deque()
+        self.queue: deque[Callable[[], object]] = deque()
         self.enqueued = 0
         self.done = 0
-
-    def push(self, operation: Callable[[], bool]) -> None:
-        self.queue.append(operation)
-        self.enqueued += 1
 
 
 class LateEvent:
@@ -52,9 +44,6 @@ class LateEvent:
     def record(self, stream: LateStream) -> None:
         with self._device.lock:
             self._stream, self._at = stream, stream.enqueued
-
-    def reached(self) -> bool:
-        return self._stream is None or self._stream.done >= self._at
 
     def wait(self, stream: LateStream) -> None:
         edge = "start" if stream is not self._device.main else "wait"
@@ -130,9 +119,9 @@ class Late:
         target, source = self._address(out), self._address(tensor)
         self.log.append(("copy", self.current().name))
 
-        def run() -> bool:
+        def run() -> None:
             del self._read[next(at for at, each in enumerate(self._read) if each is source)]
-            return _done(target.copy_(source))
+            target.copy_(source)
 
         with self.lock:
             self._read.append(source)
@@ -161,7 +150,7 @@ class Late:
     def kernel(self, tensor: torch.Tensor, use: Callable[[torch.Tensor], None]) -> None:
         """Enqueue a read of the tensor on the current stream."""
         address = self._address(tensor)
-        self.enqueue(self.current(), lambda: use(address.clone()) is None)
+        self.enqueue(self.current(), lambda: use(address.clone()))
 
     def reads(self, start: int, nbytes: int) -> bool:
         """Return whether a copy that has not run reads these bytes of host memory."""
@@ -186,17 +175,17 @@ class Late:
 
     # How it runs.
 
-    def enqueue(self, stream: LateStream, operation: Callable[[], bool]) -> None:
+    def enqueue(self, stream: LateStream, operation: Callable[[], object]) -> None:
         with self.lock:
-            stream.push(operation)
+            stream.queue.append(operation)
+            stream.enqueued += 1
             if stream.name == self.eager:
                 self._run(stream, stream.enqueued)
 
-    def run_to(self, event: LateEvent) -> bool:
+    def run_to(self, event: LateEvent) -> None:
         with self.lock:
             if event._stream is not None:
                 self._run(event._stream, event._at)
-        return True
 
     def _run(self, stream: LateStream, end: int) -> None:
         with self.lock:

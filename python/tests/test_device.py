@@ -414,7 +414,7 @@ def test_the_trace_is_whole_after_the_loop(numbers: Numbers, tmp_path: Path, of_
     with no_forced_switch():
         loader = tb.stream(*groups_of(16, tmp_path), **options) if of_stream else numbers(**options)
         gone = weakref.ref(loader)
-        assert sum(1 for _ in loader) == 16
+        assert [item.number if of_stream else item.step for item in loader] == list(range(16))
         del loader
         assert gone() is None
     for name in ("disk_load", "gpu_transfer"):

@@ -646,16 +646,16 @@ def test_stop_iteration_of_the_programs_code_does_not_end_a_loop_in_silence(kind
         return next(iter(())) if here == kind and number == 2 else number
 
     class Moves:
-        """Its number moves to a device."""
+        """An item that moves to a device."""
 
         def __init__(self, number: int) -> None:
-            self.number = self.step = number
+            self.step = number
 
         def pin_memory(self) -> Moves:
-            return call(self.number, "pin_memory") and self
+            return call(self.step, "pin_memory") and self
 
         def to(self, device: Any, **_: Any) -> Moves:
-            return call(self.number, "to") and self
+            return call(self.step, "to") and self
 
     class Items:
         at = 0
@@ -682,8 +682,9 @@ def test_stop_iteration_of_the_programs_code_does_not_end_a_loop_in_silence(kind
         told = {"pin_memory": "code that sends an item", "to": "code that moves an item"}.get(kind, kind)
         items = iter(tb.prefetch(Items(), device=Late("side")))
     # `after` is called for round 2 when the loop asks for round 3, and the items begin with 1.
-    for _ in range({"after": 3, "pin_memory": 1, "to": 1, "state_dict": 1}.get(kind, 2)):
-        next(items)
+    first = {"after": [0, 1, 2], "pin_memory": [1], "to": [1], "state_dict": [1]}.get(kind, [0, 1])
+    found = [next(items) for _ in first]
+    assert [getattr(item, "step", item) for item in found] == first
     with pytest.raises(RuntimeError, match=f"^{told} raised StopIteration") as caught:
         next(items)
     assert isinstance(caught.value.__cause__, StopIteration)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import Case, saved
-from sets import Numbers
+from sets import Numbers, loader_of
 
 import twinbuf as tb
 
@@ -248,29 +248,28 @@ def test_a_state_of_another_plan_or_data_set_is_refused(npy: Case, tmp_path: Any
             build(npy, "full").load_state_dict(state)
 
 
-class Printed(Numbers):
-    def __init__(self, fingerprint: object) -> None:
-        super().__init__()
-        self.fingerprint = fingerprint
+def printed(fingerprint: object, **options: Any) -> Any:
+    data: Any = Numbers()
+    data.fingerprint = fingerprint
+    return loader_of(data, 2, **options)
 
 
 def test_a_data_set_in_python_may_have_a_fingerprint() -> None:
-    state = tb.Loader(Printed(2**64 - 1), tb.Plan(8, 2)).state_dict()
+    state = printed(2**64 - 1).state_dict()
     assert state["fingerprint"] == 2**64 - 1
-    tb.Loader(Printed(2**64 - 1), tb.Plan(8, 2), workers=2).load_state_dict(state)
+    printed(2**64 - 1, workers=2).load_state_dict(state)
     with pytest.raises(tb.CheckpointError, match="data set fingerprint"):
-        tb.Loader(Printed(1), tb.Plan(8, 2)).load_state_dict(state)
+        printed(1).load_state_dict(state)
     for wrong in (-1, 2**64, "a", None):
         with pytest.raises((TypeError, tb.OptionError), match=f"fingerprint: wanted .*, found {wrong!r}$"):
-            tb.Loader(Printed(wrong), tb.Plan(8, 2))
+            printed(wrong)
 
 
 @pytest.mark.parametrize("prepare", [lambda batch: batch, None])
 def test_the_length_is_that_of_the_state_when_it_begins(prepare: Any) -> None:
     """Some programs ask for the length first, and then load a state or choose the epoch."""
-    plan = tb.Plan(100, [(10, 10), (1, 20)])
-    loader: Any = tb.Loader(Numbers(100), plan, map=prepare)
-    other = tb.Loader(Numbers(100), plan)
+    plan = [(10, 10), (1, 20)]
+    loader, other = loader_of(Numbers(100), plan, map=prepare), loader_of(Numbers(100), plan)
     batches = other.epochs(2)
     for _ in range(13):
         next(batches)
@@ -279,8 +278,8 @@ def test_the_length_is_that_of_the_state_when_it_begins(prepare: Any) -> None:
         loader.load_state_dict(other.state_dict())
         assert len(iterator) == 2
         assert len(list(iterator)) == 2 and len(iterator) == 0
-        loader.load_state_dict(tb.Loader(Numbers(100), plan).state_dict())
-    loader = tb.Loader(Numbers(100), plan)
+        loader.load_state_dict(loader_of(Numbers(100), plan).state_dict())
+    loader = loader_of(Numbers(100), plan)
     iterator = iter(loader)
     assert len(iterator) == 10
     loader.set_epoch(3)

@@ -57,7 +57,7 @@ def all_right(make: Callable[[Late], Iterator[Any]], eager: str, without: str = 
     device = Late(eager, without)
     table = device.table = torch.zeros(ITEMS, 4, 3)  # type: ignore[attr-defined]
     steps = torch.arange(float(ITEMS))[:, None, None]
-    device.enqueue(device.main, lambda: table.copy_(steps.expand(ITEMS, 4, 3)) is not None)
+    device.enqueue(device.main, lambda: table.copy_(steps.expand(ITEMS, 4, 3)))
     read: list[bool] = []
     kept = []
 
