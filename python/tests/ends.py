@@ -1150,7 +1150,7 @@ def main() -> int:
     add("--only", type=re.compile, default=re.compile(""), metavar="REGEX", help="found in the name")
     add("--jobs", type=int, default=2)
     add("--limit", type=float, default=LIMIT, metavar="SECONDS", help="more than 2 on a busy machine")
-    add("--quick", action="store_true", help="about 30 cases")
+    add("--quick", action="store_true", help="the cases of test_ends.py")
     add("--every", type=int, default=1, metavar="N", help="only each Nth case")
     add("--list", action="store_true", help="print the names of the cases")
     add("--verbose", action="store_true", help="print what wrong cases printed")
