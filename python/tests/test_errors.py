@@ -202,13 +202,12 @@ def test_a_file_that_is_cut_off_while_it_is_read(npy: Case, overlap: bool) -> No
 
 
 def test_switches(npy: Case, monkeypatch: pytest.MonkeyPatch) -> None:
-    plan = tb.Plan(npy.data, 5)
     monkeypatch.setenv("TWINBUF_VALID_OVERLAP", "0")
-    assert tb.Loader(npy.data, plan).report().overlap
-    assert not tb.Loader(npy.data, plan, name="valid").report().overlap
+    assert loader_of(npy.data, 5).report().overlap
+    assert not loader_of(npy.data, 5, name="valid").report().overlap
     monkeypatch.setenv("TWINBUF_OVERLAP", "maybe")
     with pytest.raises(tb.OptionError, match="TWINBUF_OVERLAP"):
-        tb.Loader(npy.data, plan)
+        loader_of(npy.data, 5)
 
 
 @pytest.mark.parametrize("depth", [2**31, 2**40, 2**62, 2**64 - 1])
@@ -552,9 +551,8 @@ def test_a_plan_counts_data_sets_and_nothing_else(npy: Case) -> None:
 
     assert len(tb.Plan(Listed([1, 2, 3, 4]), 2)) == 2
     assert len(tb.Plan({"x": all, "y": all}, 100)) == len(tb.Plan((all, all), 100)) == 2
-    both = MappingProxyType({"x": all, "y": all})
-    plan = tb.Plan(both, 100)
-    assert len(plan) == 2 and set(next(tb.Loader(both, plan).epoch(0)).numpy()) == {"x", "y"}
+    loader = loader_of(MappingProxyType({"x": all, "y": all}), 100)
+    assert len(loader) == 2 and set(next(loader.epoch(0)).numpy()) == {"x", "y"}
 
 
 def test_messages_have_the_names_of_python(tmp_path: Path) -> None:
