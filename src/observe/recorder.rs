@@ -170,10 +170,10 @@ impl Recorder {
         // The most slots that the advice says to try.
         let depth = self.report.settings.deeper().max(self.report.workers_with_overlap + 2);
         let (parts, step) = (&mut self.report.parts, &mut self.report.first_step);
-        parts.outside += away(load.start, load.end);
-        step.loads += in_first(load.start, load.end);
+        let [outside, in_step] = [away(load.start, load.end), in_first(load.start, load.end)];
+        (parts.outside, step.loads) = (parts.outside + outside, step.loads + in_step);
         if self.report.batches <= depth as u64 {
-            step.early += load.took().saturating_sub(in_first(load.start, load.end));
+            step.early += load.took().saturating_sub(outside + in_step);
         }
         step.slot_waits += in_first(load.since, load.start);
         if first {

@@ -219,7 +219,8 @@ pub(super) struct FirstStep {
     pub(super) start_loads: Duration,
     pub(super) helped: Duration,
     pub(super) full: Duration,
-    /// The time of loads behind it that may go on in it with settings to try, which have more slots.
+    /// The time of loads behind it that may go on in it with settings to try, which have more slots. Without those outside
+    /// of the loop.
     pub(super) early: Duration,
     /// The time of the copies to a device that began before its end.
     pub(super) copies: Duration,
