@@ -103,6 +103,34 @@ fn without_overlap_a_caller_waits_its_time_for_a_driver_and_for_a_slot() {
     is_clean(&sim, ctx);
 }
 
+/// A driver that waits for a slot keeps the caller, which frees it, from nothing.
+#[test]
+fn without_overlap_a_driver_may_wait_on_another_thread() {
+    let (_dir, paths) = files(&[30]);
+    let expected = batches(&mut Loader::builder(open(&paths), plan(30, 7)).build().unwrap(), 2);
+    let (sim, ctx) = start(8);
+    let stream = ctx.new_stream().unwrap();
+    let builder = Loader::builder(open(&paths), plan(30, 7)).overlap(false).driven();
+    let mut loader = builder.cuda(ctx.clone()).device_depth(1).build().unwrap();
+    let mut worker = loader.driven().remove(0);
+    let driver = thread::spawn(move || while worker.next() {});
+    let mut epoch = loader.epoch(2);
+    let (mut found, mut held) = (Vec::new(), None);
+    while found.len() < expected.len() {
+        let waits = held.is_some() && epoch.next_timeout(Duration::from_millis(5)).is_pending();
+        assert_eq!(waits, held.take().is_some(), "the one slot is held");
+        let Poll::Ready(Some(Ok(batch))) = epoch.next_timeout(LONG) else { panic!("no batch in time") };
+        found.push(bytes(&batch, &stream));
+        held = Some(batch);
+    }
+    assert!(matches!(epoch.next_timeout(LONG), Poll::Ready(None)) && found == expected);
+    drop((epoch, held));
+    loader.close().unwrap();
+    driver.join().unwrap();
+    drop(stream);
+    is_clean(&sim, ctx);
+}
+
 #[test]
 fn the_fields_of_a_pair_lie_where_they_are_told() {
     let (_dir, paths) = files(&[30]);
