@@ -42,12 +42,12 @@ impl Objects {
         open: impl FnOnce(&[PathBuf]) -> Result<Records, mmap::Error>,
     ) -> Result<Self, Error> {
         // In no text are a query, which may be a signature, and a password: no store takes them from the URL. `?` and `#` may
-        // be in a password if a `@` follows. Without a `:` before a `@`, there is no password.
+        // be in a password if a `@` follows. Without a `:` before a `@`, but for that of `://`, there is none.
         let (start, rest) = url.split_at(url.find(['?', '#']).unwrap_or(url.len()));
         let mut parsed = Url::parse(start);
         let _ = parsed.as_mut().map(|url| url.set_password(None));
         let (front, end) = start.rsplit_once('@').unwrap_or(("", start));
-        let secret = front.split_once("://").map_or(front, |(_, front)| front).contains(':');
+        let secret = front.matches(':').count() > usize::from(front.contains("://"));
         let text = parsed.as_ref().map_or(if secret { end } else { start }, Url::as_str);
         let url = if rest.contains('@') { "the URL" } else { text };
         let failed = |source: BoxError| Error { url: url.to_string(), range: 0..0, kind: Kind::Open(source) };

@@ -102,6 +102,7 @@ fn passwords_and_signatures_are_in_no_text() -> Result<(), BoxError> {
         format!("gopher://{address}/x#secret"),
         // No URLs.
         format!("{address}/x?sig=secret"),
+        format!("no_scheme:secret://secret@{address}/x"),
         format!("http:// {address}/x?user=a&sig=secret#secret"),
         format!("http:// user:sec?secret@{address}/x?user=a@b&sig=secret"),
     ];
