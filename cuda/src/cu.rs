@@ -265,10 +265,14 @@ pub(crate) type Stream = Handle<CUstream>;
 
 pub(crate) type Event = Handle<CUevent>;
 
-// SAFETY: a stream or an event of the driver, which is thread-safe.
-unsafe impl<T: Copy> Send for Handle<T> {}
+// SAFETY: a handle of the driver, which is thread-safe.
+unsafe impl Send for Stream {}
 // SAFETY: as above.
-unsafe impl<T: Copy> Sync for Handle<T> {}
+unsafe impl Sync for Stream {}
+// SAFETY: as above.
+unsafe impl Send for Event {}
+// SAFETY: as above.
+unsafe impl Sync for Event {}
 
 impl<T: Copy> Handle<T> {
     /// The handle, valid while `self` exists. That of the legacy default stream names it while its context is current.

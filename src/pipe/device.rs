@@ -25,9 +25,10 @@ use crate::sync::{Mutex, lock};
 /// over. A wait within the uploader would keep the other side out of it.
 fn look_again<T>(until: Instant, mut look: impl FnMut() -> Result<T, CudaError>) -> Result<T, CudaError> {
     loop {
+        let rest = until.saturating_duration_since(Instant::now());
         match look() {
-            Err(CudaError::Empty | CudaError::SlotHeld { .. }) if Instant::now() < until => {
-                std::thread::sleep(Duration::from_millis(1));
+            Err(CudaError::Empty | CudaError::SlotHeld { .. }) if !rest.is_zero() => {
+                std::thread::sleep(rest.min(Duration::from_millis(1)));
             }
             found => return found,
         }
