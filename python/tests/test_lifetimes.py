@@ -613,4 +613,5 @@ late = Late()
 
 
 def test_the_first_loader_may_come_while_the_interpreter_ends() -> None:
-    assert run_program(FIRST)[:2] == (0, "LoaderError")
+    # No thread is waited for that Python would never run.
+    assert run_program(FIRST, timeout=30)[:2] == (0, "LoaderError")

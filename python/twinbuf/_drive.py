@@ -184,6 +184,8 @@ def _beside(function: Callable[..., None], *arguments: object) -> Any:
 
     The thread releases the lock when the function has returned.
     """
+    if sys.is_finalizing():  # before Python 3.12 a thread would be started, and never run
+        raise RuntimeError("can't create new thread at interpreter shutdown")
     done = _thread.allocate_lock()
     done.acquire()
 
