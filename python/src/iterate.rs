@@ -201,7 +201,8 @@ impl<F: Front> State<F> {
             }
             Poll::Ready(Some(Err(error))) => match front.failed(self, &error) {
                 true => return Err(Refused::Failed(error)),
-                false => Poll::Pending,
+                // It asks again, so that what makes the item need not wait for the next request.
+                false => return self.next(front, iteration, timeout),
             },
             Poll::Ready(None) => {
                 front.over(self, true);

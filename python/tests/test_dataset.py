@@ -416,6 +416,27 @@ def test_a_handler_that_asks_for_a_batch_and_fails_costs_no_batch() -> None:
 
 
 @pytest.mark.parametrize("device", [None, Now()])
+def test_a_loop_goes_on_at_once_after_an_interrupt(device: Any) -> None:
+    """It does not wait first for a batch that only its own thread makes."""
+    interrupted: set[int] = set()
+    took: list[float] = []
+
+    def before(indices: np.ndarray) -> None:
+        if indices[0] not in interrupted:
+            interrupted.add(indices[0])
+            raise KeyboardInterrupt
+
+    items = loader_of(Numbers(20, before), 2, overlap=False, device=device).epoch(0)
+    for step in range(10):
+        with pytest.raises(KeyboardInterrupt):
+            next(items)
+        start = time.monotonic()
+        assert next(items).step == step
+        took.append(time.monotonic() - start)
+    assert min(took) < 0.04
+
+
+@pytest.mark.parametrize("device", [None, Now()])
 def test_an_interrupt_stays_in_its_thread(device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another one that shares the iterator asks for the batch before the interrupted one would ask again."""
     kept: list[np.ndarray] = []
