@@ -159,11 +159,19 @@ impl Worker {
     }
 
     /// Hand over an item, and the state of the iterable after it. Returns whether another one is wanted now, unless this
-    /// was to be the only one.
-    fn answer(&self, item: Py<PyAny>, state: Option<Py<PyAny>>, only: bool) -> bool {
+    /// was to be the only one: then ``kept`` is a list that has had it until now.
+    fn answer(
+        &self,
+        item: Py<PyAny>,
+        state: Option<Py<PyAny>>,
+        kept: Option<&Bound<'_, PyList>>,
+    ) -> PyResult<bool> {
         lock(&self.shared.front.made).push_back(Item { item, state });
         self.fill(|fill| fill.commit(0));
-        !only && !self.shared.front.is_stopped() && self.try_next()
+        if let Some(kept) = kept {
+            return kept.del_slice(0, kept.len()).map(|()| false);
+        }
+        Ok(!self.shared.front.is_stopped() && self.try_next())
     }
 
     /// There are no more items.

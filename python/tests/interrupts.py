@@ -113,6 +113,7 @@ def makers(folder: Path) -> dict[str, Callable[[], Iterator[Any]]]:
     return {
         "Loader": lambda: loader(folder).epochs(10**6),
         "Loader(device=)": lambda: loader(folder, device=Now()).epochs(10**6),
+        "Loader(device=, overlap=False)": lambda: loader(folder, device=Now(), overlap=False).epochs(10**6),
         "watch(Loader)": lambda: iter(tb.watch(loader(folder).epochs(10**6))),
         "watch": lambda: iter(tb.watch(itertools.count())),
         "prefetch": lambda: iter(tb.prefetch(Numbers())),
@@ -204,7 +205,7 @@ def main() -> None:
         for kind in sys.argv[2:] or makers(Path(folder)):
             start = time.monotonic()
             found = run(kind, wanted, Path(folder))
-            print(f"{kind:18} {found} in {time.monotonic() - start:.1f} s", flush=True)
+            print(f"{kind:30} {found} in {time.monotonic() - start:.1f} s", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """Data sets written in Python."""
 
+import contextlib
 import dataclasses
 import gc
 import itertools
@@ -434,6 +435,29 @@ def test_a_loop_goes_on_at_once_after_an_interrupt(device: Any) -> None:
         assert next(items).step == step
         took.append(time.monotonic() - start)
     assert min(took) < 0.04
+
+
+def test_a_batch_that_an_interrupt_kept_from_the_device_goes_with_its_loop() -> None:
+    class Interrupts(Now):
+        def copy(self, out: torch.Tensor, tensor: torch.Tensor) -> None:
+            super().copy(out, tensor)
+            if out.flatten()[0] == 2:
+                raise KeyboardInterrupt
+
+    def batches() -> int:
+        gc.collect()
+        return sum(type(each) is tb.Batch for each in gc.get_objects())
+
+    before = batches()
+    loader = loader_of(Numbers(10), 2, overlap=False, device=Interrupts())
+    items = loader.epoch(0)
+    next(items)
+    for _ in range(2):
+        with contextlib.suppress(KeyboardInterrupt):
+            next(items)
+    assert batches() == before + 1
+    assert next(loader.epoch(1)).step == 0
+    assert batches() == before
 
 
 @pytest.mark.parametrize("device", [None, Now()])

@@ -20,6 +20,7 @@ import traceback
 import weakref
 from collections.abc import Callable
 from functools import partial
+from itertools import islice
 from time import monotonic, sleep
 from types import GeneratorType
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
@@ -137,11 +138,11 @@ def fill_one(worker: _Filler) -> bool:
         del raised
 
 
-def make_one(worker: _Worker | None) -> bool:
-    """Make an item. Returns whether one was wanted."""
+def make_one(worker: _Worker | None, kept: list[Any]) -> bool:
+    """Make an item. Returns whether one was wanted. ``kept`` has one that Ctrl-C kept from being sent."""
     if worker is None or not worker.try_next():
         return False
-    _make(worker, only=True)
+    _make(worker, kept)
     return True
 
 
@@ -246,25 +247,36 @@ def _drive(of: weakref.ref[_Items[Any]], context: contextvars.Context, modes: li
         worker.leave()
 
 
-def _make(worker: _Worker, only: bool = False) -> Any:
-    """Make items while they are wanted. What they refer to is free again before the thread waits."""
+def _make(worker: _Worker, kept: list[Any] | None = None) -> Any:
+    """Make items while they are wanted. What they refer to is free again before the thread waits.
+
+    With ``kept`` make one: it is in that list until it was handed over, and after Ctrl-C it is sent again.
+    """
     try:
         if (parts := worker.parts()) is None:  # collected
             return worker.end()
         iterator, send, states = parts
         more = True
         while more:
-            item = next(iterator, worker)
+            if kept is None:
+                item = next(iterator, worker)
+            else:
+                # Between the iterator and the list no signal is handled.
+                kept.extend(islice(iterator, not kept))
+                item = kept[0] if kept else worker
             if item is worker:  # no item: the end
                 return worker.end()
             item = item if send is None else called("code that sends an item", send, item)
             state = None if states is None else called("state_dict", states)
-            more = worker.answer(item, state, only)
+            more = worker.answer(item, state, kept)
             del item, state
     except BaseException as error:
-        worker.fail(_cut(error), here := only and not isinstance(error, Exception))
+        here = kept is not None and not isinstance(error, Exception)
+        worker.fail(_cut(error), here)
         if here:
             raise
+        if kept:
+            kept.clear()
 
 
 def _close(worker: _Worker) -> None:

@@ -206,6 +206,8 @@ class Sender:
         self._upload = Upload(streams)
         # The position after the last batch that the loop received. Empty: that is the loader's own position.
         self.place: list[Any] = []
+        # Without overlap, the batch that is being sent.
+        self._kept: list[Any] = []
         self._items: Callable[[], _Items[Any] | None] = lambda: None
         self._thread = _Thread()
         self._pid = os.getpid()
@@ -247,7 +249,7 @@ class Sender:
             return batch
 
         self.place = [position()] if position else []
-        self._thread = _Thread()
+        self._thread, self._kept = _Thread(), []
         items: _Items[Any] = _Items(
             (batches, send, position),
             self.depth - 1,
@@ -260,7 +262,7 @@ class Sender:
         if self.overlap:
             loop._make, loop._start = None, starter(items, "twinbuf-upload", upload)
         else:
-            loop._make = partial(InTurn(), partial(make_one, items.worker()))
+            loop._make = partial(InTurn(), partial(make_one, items.worker(), self._kept))
         # The last step: before it, Ctrl-C undoes all.
         loop._items = items
 
@@ -296,4 +298,5 @@ class Sender:
         """
         if (items := self._items()) is not None:
             items.close()
+        self._kept.clear()  # it would hold its slot as long as the old loop
         return bool(self._thread.join(timeout))
