@@ -460,6 +460,20 @@ def test_a_batch_that_an_interrupt_kept_from_the_device_goes_with_its_loop() -> 
     assert batches() == before
 
 
+def test_sending_in_the_loop_changes_no_mode_of_its_thread() -> None:
+    """Ctrl-C between a change and its end would leave the training without gradients."""
+    modes: list[bool] = []
+
+    class Sees(Now):
+        def copy(self, out: torch.Tensor, tensor: torch.Tensor) -> None:
+            modes.append(torch.is_grad_enabled())
+            super().copy(out, tensor)
+
+    for batch in loader_of(Numbers(6), 2, overlap=False, device=Sees()).epoch(0):
+        assert not batch.torch().requires_grad
+    assert modes == [True] * 3
+
+
 @pytest.mark.parametrize("device", [None, Now()])
 def test_an_interrupt_stays_in_its_thread(device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another one that shares the iterator asks for the batch before the interrupted one would ask again."""

@@ -292,23 +292,23 @@ class Upload:
         return self._streams.using(self._side)
 
     def send(self, item: Any) -> Sent:
-        """Enqueue the copies of all tensors and arrays in ``item``."""
-        import torch
+        """Enqueue the copies of all tensors and arrays in ``item``. None of these needs a gradient.
 
+        The thread may be the caller's, so none of its modes is changed: Ctrl-C could leave it so.
+        """
         copies = _Copies(self._streams)
-        with torch.no_grad():
-            moved = _change(copies.plan, item)
-            slot = self._slots[0]
-            if copies.bounced:
-                self._slots.rotate()
-                host = slot.reserve(copies.nbytes, self._streams)
-            for source, out, offset in copies.bounced:
-                nbytes = out.numel() * out.element_size()
-                place = host[offset : offset + nbytes].view(out.dtype).as_strided(out.shape, out.stride())
-                _fill(place, source)
-                self._streams.copy(out, place)
-            for source, out in copies.direct:
-                self._streams.copy(out, source)
+        moved = _change(copies.plan, item)
+        slot = self._slots[0]
+        if copies.bounced:
+            self._slots.rotate()
+            host = slot.reserve(copies.nbytes, self._streams)
+        for source, out, offset in copies.bounced:
+            nbytes = out.numel() * out.element_size()
+            place = host[offset : offset + nbytes].view(out.dtype).as_strided(out.shape, out.stride())
+            _fill(place, source)
+            self._streams.copy(out, place)
+        for source, out in copies.direct:
+            self._streams.copy(out, source)
         copied = _after(self._side, self._streams)
         if copies.bounced:
             slot.copied = copied
