@@ -16,7 +16,7 @@ use twinbuf_core::{Consumer, KeptSlot, Producer, RecvError, TryAcquireError};
 use crate::cu::{self, Current, Event, Stream};
 use crate::edge;
 use crate::error::{Error, Fate, OnDrop, ended, ending, lock};
-use crate::lease::{Shared, look_again};
+use crate::lease::Shared;
 use crate::slot::{DeviceBuf, HostBuf};
 use crate::time::{Clock, Copied, OnCopied};
 
@@ -315,31 +315,46 @@ impl<M: 'static> Hand<M> {
         hosts: &mut Producer<'static, HostBuf<M>>,
         mut waiting: Waiting<'_, '_>,
     ) -> Poll<Result<(), Error>> {
+        loop {
+            let found = self.look(hosts, &mut waiting);
+            let rest = match (&found, &waiting) {
+                (Poll::Ready(Err(Error::SlotHeld { .. })), Waiting::Until(deadline)) => {
+                    deadline.saturating_duration_since(Instant::now())
+                }
+                _ => return found,
+            };
+            if rest.is_zero() {
+                return found;
+            }
+            // Not with the engine locked: a receive call of another thread, which needs it, may free the slot.
+            thread::sleep(rest.min(Duration::from_millis(1)));
+        }
+    }
+
+    /// Looks for the next device slot. If it is free, waits for the copy from the next host slot.
+    fn look(
+        &self,
+        hosts: &mut Producer<'static, HostBuf<M>>,
+        waiting: &mut Waiting<'_, '_>,
+    ) -> Poll<Result<(), Error>> {
         // Within another call, without a wait.
         self.with(Poll::Ready(Ok(())), |engine| {
-            loop {
-                let captured = self.shared.release_captured(None);
-                engine.pump()?;
-                let acquired = match &mut waiting {
-                    Waiting::Until(deadline) => {
-                        engine.device.acquire_deadline(look_again(captured, *deadline))
-                    }
-                    Waiting::Task(cx) if !captured => match engine.device.poll_acquire(cx) {
-                        Poll::Ready(acquired) => acquired.map_err(TryAcquireError::from),
-                        Poll::Pending => return Ok(Poll::Pending),
-                    },
-                    _ => engine.device.try_acquire(),
-                };
-                match (acquired.map(drop), &waiting) {
-                    (Ok(()), _) => break,
-                    (Err(TryAcquireError::Full), Waiting::Until(deadline))
-                        if captured && Instant::now() < *deadline => {}
-                    (Err(TryAcquireError::Full), _) => {
-                        let device_depth = engine.device.depth();
-                        return Ok(Poll::Ready(Err(Error::SlotHeld { device_depth })));
-                    }
-                    (Err(_closed), _) => return Err(Error::Closed),
+            let captured = self.shared.release_captured(None);
+            engine.pump()?;
+            let acquired = match waiting {
+                Waiting::Task(cx) if !captured => match engine.device.poll_acquire(cx) {
+                    Poll::Ready(acquired) => acquired.map_err(TryAcquireError::from),
+                    Poll::Pending => return Ok(Poll::Pending),
+                },
+                _ => engine.device.try_acquire(),
+            };
+            match acquired.map(drop) {
+                Ok(()) => {}
+                Err(TryAcquireError::Full) => {
+                    let device_depth = engine.device.depth();
+                    return Ok(Poll::Ready(Err(Error::SlotHeld { device_depth })));
                 }
+                Err(_closed) => return Err(Error::Closed),
             }
             while matches!(hosts.try_acquire(), Err(TryAcquireError::Full)) {
                 let _apart = cu::apart(engine.copies.stream.context())?;

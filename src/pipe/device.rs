@@ -21,20 +21,6 @@ use crate::observe::log::{Event, Place, What};
 use crate::observe::trace::Track;
 use crate::sync::{Mutex, lock};
 
-/// Waits without overlap, where nothing wakes a side: calls it every millisecond until it finds something or the time is
-/// over. A wait within the uploader would keep the other side out of it.
-fn look_again<T>(until: Instant, mut look: impl FnMut() -> Result<T, CudaError>) -> Result<T, CudaError> {
-    loop {
-        let rest = until.saturating_duration_since(Instant::now());
-        match look() {
-            Err(CudaError::Empty | CudaError::SlotHeld { .. }) if !rest.is_zero() => {
-                std::thread::sleep(rest.min(Duration::from_millis(1)));
-            }
-            found => return found,
-        }
-    }
-}
-
 /// The backend that copies batches and groups to a CUDA device.
 #[derive(Clone, Debug)]
 pub struct Cuda {
@@ -50,7 +36,6 @@ pub struct DeviceSlots<U>(PhantomData<fn() -> U>);
 pub struct HostSide<U: Send + 'static> {
     slots: HostSlots<Header<U>>,
     log: Arc<Mutex<Copies>>,
-    inline: bool,
 }
 
 /// A host slot to be filled.
@@ -140,8 +125,7 @@ impl Places for Cuda {
             CudaError::Option { option, wanted, found } => Error::Option { option, wanted, found },
             error => Error::Device(error.into()),
         })?;
-        let inline = !overlap;
-        Ok((HostSide { slots, log: log.clone(), inline }, DeviceSide { batches, log, inline }))
+        Ok((HostSide { slots, log: log.clone() }, DeviceSide { batches, log, inline: !overlap }))
     }
 }
 
@@ -168,9 +152,8 @@ impl<U: Send + 'static> Sides<U, ReservedSlot<Header<U>>, Lease<Header<U>>> for 
 
     fn wait_free(side: &mut HostSide<U>, until: Option<Instant>) -> bool {
         let found = match until {
-            Some(until) if side.inline => look_again(until, || side.slots.try_acquire().map(drop)),
-            Some(until) => side.slots.acquire_deadline(until).map(drop),
-            None => side.slots.try_acquire().map(drop),
+            Some(until) => side.slots.acquire_deadline(until),
+            None => side.slots.try_acquire(),
         };
         // This drops the guard of the free slot without a commit: `reserve` then acquires the same slot.
         found.is_ok()
@@ -197,7 +180,16 @@ impl<U: Send + 'static> Sides<U, ReservedSlot<Header<U>>, Lease<Header<U>>> for 
         let batches = &mut side.batches;
         let found = match waiting {
             Waiting::Try => batches.try_recv(),
-            Waiting::Until(deadline) if side.inline => look_again(*deadline, || batches.try_recv()),
+            // Nothing wakes this thread when a driver has filled the slot, or when a lease of it is dropped.
+            Waiting::Until(deadline) if side.inline => loop {
+                let rest = deadline.saturating_duration_since(Instant::now());
+                match batches.try_recv() {
+                    Err(CudaError::Empty | CudaError::SlotHeld { .. }) if !rest.is_zero() => {
+                        std::thread::sleep(rest.min(Duration::from_millis(1)));
+                    }
+                    found => break found,
+                }
+            },
             Waiting::Until(deadline) => batches.recv_deadline(*deadline),
             Waiting::Poll(cx) => match batches.poll_recv(cx) {
                 Poll::Ready(found) => found,

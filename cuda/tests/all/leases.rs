@@ -3,6 +3,7 @@
 
 use std::sync::{Arc, Mutex};
 use std::thread;
+use std::time::{Duration, Instant};
 
 use crate::common::{
     BYTES, bytes, commit, copy_threads, start, start_software, start_with, upload, uploader,
@@ -152,7 +153,7 @@ fn the_times_of_a_copy_come_from_its_events() {
             let (_, len, time) = times[copy.seq as usize];
             assert_eq!((copy.bytes, Some(copy.time)), (len, time), "{}", copy.seq);
             let end = copy.time.start + copy.time.took;
-            assert!(begin <= copy.time.start && copy.time.start < end && end <= std::time::Instant::now());
+            assert!(begin <= copy.time.start && copy.time.start < end && end <= Instant::now());
         }
         assert_eq!(times[3], (3, 0, None));
         assert!(logged.windows(2).all(|pair| pair[0].time.start <= pair[1].time.start));
@@ -177,6 +178,32 @@ fn a_use_is_waited_for_once() {
     assert!(waited == 1 || sim.is_real());
     drop(second);
     assert_eq!(waits().1, 0, "the second batch was not used");
+}
+
+/// Only the receive calls free the slot that the filling side waits for.
+#[test]
+fn without_overlap_a_wait_for_a_slot_keeps_no_receive_call_out() {
+    let (_sim, ctx) = start(1, false);
+    let (mut slots, mut batches) = Uploader::new(&ctx, BYTES).device_depth(1).overlap(false).build().unwrap();
+    let received = thread::scope(|scope| {
+        scope.spawn(move || {
+            for value in 0..50_u8 {
+                let slot = slots.acquire_deadline(Instant::now() + Duration::from_secs(3600)).unwrap();
+                slot.commit(BYTES, value).unwrap();
+            }
+            slots.finish();
+        });
+        let mut received = Vec::new();
+        loop {
+            match batches.try_recv() {
+                Ok(Some(batch)) => received.push(*batch.meta()),
+                Ok(None) => break received,
+                Err(error) => assert_eq!(error, Error::Empty),
+            }
+            thread::yield_now();
+        }
+    });
+    assert!(received.into_iter().eq(0..50));
 }
 
 /// The value of a batch is the caller's code, and may own what the batch's last use needs.
