@@ -43,8 +43,11 @@ pub(crate) struct Batch {
 
 enum Content {
     Slot(Arc<Lease>),
-    /// The result of `torch()`, moved to the device: a tensor, or a tuple, dict or list of tensors. And the records.
-    Device(Py<PyAny>, BatchIndices),
+    /// The result of `torch()`, moved to the device: a tensor, or a tuple, dict or list of tensors.
+    Device {
+        tensors: Py<PyAny>,
+        records: BatchIndices,
+    },
     /// Released. The lease, if there is one, keeps the slot until this object is freed, for users of the batch's own buffer.
     Released(Option<Arc<Lease>>),
 }
@@ -64,7 +67,7 @@ impl Batch {
     fn lease(&self) -> PyResult<Arc<Lease>> {
         match &*self.content() {
             Content::Slot(lease) => Ok(lease.clone()),
-            Content::Device(..) => Err(PyTypeError::new_err(
+            Content::Device { .. } => Err(PyTypeError::new_err(
                 "the batch is on a device: use `torch()`, or `torch().cpu().numpy()`",
             )),
             Content::Released(_) => Err(PyValueError::new_err("the batch was released")),
@@ -74,13 +77,13 @@ impl Batch {
     /// Returns the tensors if the batch is on a device.
     fn on_device<'py>(&self, py: Python<'py>) -> Option<Bound<'py, PyAny>> {
         match &*self.content() {
-            Content::Device(tensors, _) => Some(tensors.bind(py).clone()),
+            Content::Device { tensors, .. } => Some(tensors.bind(py).clone()),
             _ => None,
         }
     }
 
     fn records(&self) -> PyResult<BatchIndices> {
-        if let Content::Device(_, records) = &*self.content() {
+        if let Content::Device { records, .. } = &*self.content() {
             return Ok(records.clone());
         }
         Ok(self.lease()?.records.clone().expect("a batch has numbers of records"))
@@ -175,13 +178,13 @@ impl Batch {
     /// Replaces the batch's memory by these tensors on a device, which frees its slot.
     fn _moved(slf: Py<Self>, tensors: Py<PyAny>) -> PyResult<Py<Self>> {
         let records = slf.get().records()?;
-        slf.get().replace(|_| Content::Device(tensors, records));
+        slf.get().replace(|_| Content::Device { tensors, records });
         Ok(slf)
     }
 
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
         match self.content.try_lock().as_deref() {
-            Ok(Content::Device(tensors, _)) => visit.call(tensors),
+            Ok(Content::Device { tensors, .. }) => visit.call(tensors),
             _ => Ok(()),
         }
     }
@@ -257,7 +260,7 @@ impl Batch {
         let of = |view: &Arc<View>| format!("{} {:?}", dtype::name(view.dtype), view.shape);
         let content = match &*self.content() {
             Content::Slot(lease) => lease.views().map(of).collect::<Vec<_>>().join(", "),
-            Content::Device(..) => "on a device".to_owned(),
+            Content::Device { .. } => "on a device".to_owned(),
             Content::Released(_) => "released".to_owned(),
         };
         format!("<Batch: epoch {}, step {}, {content}>", self.epoch, self.step)

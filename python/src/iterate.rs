@@ -532,9 +532,9 @@ impl<F: Front> Loop<F> {
             Poll::Ready(None) => Err(PyStopIteration::new_err(())),
             Poll::Ready(Some(mut item)) => {
                 let (shared, number, object) = (self.shared.clone(), self.number(), object(&item)?);
-                let leave: Leave = Box::new(move |py, again| match again {
-                    None => shared.front.handed_out(py, &mut item),
-                    Some(again) => shared.put_back(py, number, item, again),
+                let leave: Leave = Box::new(move |py, left| match left {
+                    Left::Out => shared.front.handed_out(py, &mut item),
+                    left => shared.put_back(py, number, item, left == Left::Back),
                 });
                 Ok(Some(Taken { item: object, leave: Mutex::new(Some(leave)) }))
             }
@@ -595,6 +595,17 @@ impl<F: Front> Drop for Loop<F> {
     }
 }
 
+/// What becomes of an item that was taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Left {
+    /// The loop gets it.
+    Out,
+    /// The next call has it again.
+    Back,
+    /// A function of the program failed for it.
+    Gone,
+}
+
 /// An item that was taken for the loop. If `_loop.py` does not hand it out, for example after Ctrl-C, the next call
 /// returns it again, unless a function of the program failed for it.
 #[pyclass(frozen, module = "twinbuf._twinbuf", name = "_Taken")]
@@ -604,13 +615,12 @@ pub(crate) struct Taken {
     leave: Mutex<Option<Leave>>,
 }
 
-/// Hands the item out, or if there is a boolean, takes it back, to come again or not.
-type Leave = Box<dyn FnOnce(Python<'_>, Option<bool>) + Send>;
+type Leave = Box<dyn FnOnce(Python<'_>, Left) + Send>;
 
 impl Taken {
-    fn leave(&self, py: Python<'_>, again: Option<bool>) {
+    fn leave(&self, py: Python<'_>, left: Left) {
         let leave = lock(&self.leave).take();
-        leave.into_iter().for_each(|leave| leave(py, again));
+        leave.into_iter().for_each(|leave| leave(py, left));
     }
 }
 
@@ -619,17 +629,17 @@ impl Taken {
     /// The loop gets it. It is an attribute because no signal is handled between a store to one and a return.
     #[setter]
     fn set_handed_out(&self, py: Python<'_>, _yes: bool) {
-        self.leave(py, None);
+        self.leave(py, Left::Out);
     }
 
     /// The next call has it ``again``, or nobody: a function of the program failed for it.
     fn back(&self, py: Python<'_>, again: bool) {
-        self.leave(py, Some(again));
+        self.leave(py, if again { Left::Back } else { Left::Gone });
     }
 }
 
 impl Drop for Taken {
     fn drop(&mut self) {
-        Python::try_attach(|py| self.leave(py, Some(true)));
+        Python::try_attach(|py| self.leave(py, Left::Back));
     }
 }

@@ -359,8 +359,10 @@ fn normal(
 /// One change of each record. `Records` has a list of them.
 #[derive(Clone)]
 pub(crate) enum Step {
-    /// From one type to another.
-    Cast(DType, DType),
+    Cast {
+        from: DType,
+        to: DType,
+    },
     /// To float32, with a scale and a shift for each channel, or as planes.
     Normal(Transform),
     Map(Arc<Function>),
@@ -377,7 +379,7 @@ pub(crate) struct Function {
 impl Step {
     /// Makes a cast. If there is none for these types, the error names those to which `from` can be cast.
     pub(crate) fn cast(from: DType, to: DType) -> PyResult<Self> {
-        let step = Self::Cast(from, to);
+        let step = Self::Cast { from, to };
         let can =
             |to| to == from || convert(from, to, &[], bytemuck::cast_slice_mut::<u64, u8>(&mut [])).is_ok();
         if can(to) {
@@ -408,7 +410,7 @@ impl RecordTransform for Step {
     fn output(&self, record: &RecordType) -> Result<RecordType, BoxError> {
         let ragged = |found: RecordType| if record.is_ragged() { found.ragged() } else { found };
         match self {
-            Self::Cast(from, to) => match record.dtype() {
+            Self::Cast { from, to } => match record.dtype() {
                 Some(_) => RecordType::new(*to, record.shape()).map(ragged),
                 None => RecordType::new(*to, [record.len() / from.size()]).map(ragged),
             },
@@ -419,7 +421,7 @@ impl RecordTransform for Step {
 
     fn apply(&mut self, records: &[u8], out: &mut [u8], context: &Context<'_>) -> Result<(), BoxError> {
         match self {
-            Self::Cast(from, to) => convert(*from, *to, records, out),
+            Self::Cast { from, to } => convert(*from, *to, records, out),
             Self::Normal(transform) => RecordTransform::apply(transform, records, out, context),
             Self::Map(function) => {
                 let Function { object, from, to } = &**function;

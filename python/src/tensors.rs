@@ -82,8 +82,11 @@ struct Options {
     trace: Option<PathBuf>,
 }
 
-/// So many groups of a pass, as a front. Its own state is the step of the next group in the pass.
-struct Groups(usize);
+/// The groups of a stream, as a front. Its own state is the step of the next group in the pass.
+struct Groups {
+    /// The number of groups of a pass.
+    count: usize,
+}
 
 impl Front for Groups {
     type Run = TensorStream;
@@ -148,7 +151,7 @@ impl Stream {
         let builder = limit.into_iter().fold(builder, |builder, bytes| builder.memory_limit(bytes - staging));
         let built = detached(py, || builder.build()).map_err(|error| errors::loading(py, error))?;
         let (kept, _recorder) = (built.kept(), Recorder::of(py, &built, options.sends)?);
-        Ok(Self { shared: Shared::new(Groups(count), name, Run::Idle(built)), kept, depth, _recorder })
+        Ok(Self { shared: Shared::new(Groups { count }, name, Run::Idle(built)), kept, depth, _recorder })
     }
 
     /// The next pass. It begins when its first group is asked for, and then ends one that is under way.
@@ -164,7 +167,7 @@ impl Stream {
 
     /// The number of groups.
     fn __len__(&self) -> usize {
-        self.shared.front.0
+        self.shared.front.count
     }
 
     /// Return where the time went so far: passes are epochs, and groups are batches.
@@ -175,7 +178,10 @@ impl Stream {
 
     fn __repr__(&self) -> String {
         let name = self.shared.name.as_deref().map_or(String::new(), |name| format!(" {name:?}"));
-        format!("<Stream{name}: {} groups, {} kept, depth={}>", self.shared.front.0, self.kept, self.depth)
+        format!(
+            "<Stream{name}: {} groups, {} kept, depth={}>",
+            self.shared.front.count, self.kept, self.depth
+        )
     }
 }
 
@@ -191,7 +197,7 @@ impl PassOfGroups {
 
     /// The groups that are left.
     fn __len__(&self, py: Python<'_>) -> PyResult<usize> {
-        let Shared { state, front: Groups(count), .. } = &*self.0.shared;
+        let Shared { state, front: Groups { count }, .. } = &*self.0.shared;
         state.ask(py, |state| match self.0.is_current(state) {
             true => count - state.own as usize + usize::from(state.put_back.is_some()),
             false if self.0.has_begun() => 0,

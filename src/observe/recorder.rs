@@ -170,8 +170,9 @@ impl Recorder {
         // The most slots that the advice says to try.
         let depth = self.report.settings.deeper().max(self.report.workers_with_overlap + 2);
         let (parts, step) = (&mut self.report.parts, &mut self.report.first_step);
-        let [outside, in_step] = [away(load.start, load.end), in_first(load.start, load.end)];
-        (parts.outside, step.loads) = (parts.outside + outside, step.loads + in_step);
+        let (outside, in_step) = (away(load.start, load.end), in_first(load.start, load.end));
+        parts.outside += outside;
+        step.loads += in_step;
         if self.report.batches <= depth as u64 {
             step.early += load.took().saturating_sub(outside + in_step);
         }
