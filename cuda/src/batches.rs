@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use cudarc::driver::CudaContext;
 use twinbuf_core::{Consumer, ReadSlot, TryRecvError};
@@ -10,7 +10,7 @@ use twinbuf_core::{Consumer, ReadSlot, TryRecvError};
 use crate::copy::Hand;
 use crate::error::Error;
 use crate::host::ThreadShare;
-use crate::lease::{Lease, Shared, Slot, look_again};
+use crate::lease::{Lease, Shared, Slot};
 use crate::slot::DeviceBuf;
 
 /// The training side of an uploader: receives batches in device memory. [`Uploader::build`](crate::Uploader::build)
@@ -37,6 +37,11 @@ pub struct DeviceBatches<M: 'static> {
     /// `None` with a copy thread.
     pub(crate) hand: Option<Arc<Hand<M>>>,
     pub(crate) _thread: ThreadShare,
+}
+
+/// When to look again: nothing wakes a wait for a slot that a capture holds, because only the next call releases it.
+fn look_again(captured: bool, deadline: Instant) -> Instant {
+    if captured { deadline.min(Instant::now() + Duration::from_millis(1)) } else { deadline }
 }
 
 impl<M: 'static> DeviceBatches<M> {

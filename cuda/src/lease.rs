@@ -4,7 +4,6 @@ use std::marker::PhantomData;
 use std::ops::Range;
 use std::ptr;
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
 
 use bytemuck::AnyBitPattern;
 use cudarc::driver::sys::{CUdeviceptr, CUstream};
@@ -87,11 +86,6 @@ impl<M: 'static> Shared<M> {
         drop(ended);
         held
     }
-}
-
-/// When to look again: nothing wakes a wait for a slot that a capture holds, because only the next call releases it.
-pub(crate) fn look_again(captured: bool, deadline: Instant) -> Instant {
-    if captured { deadline.min(Instant::now() + Duration::from_millis(1)) } else { deadline }
 }
 
 impl<M: 'static> Lease<M> {
