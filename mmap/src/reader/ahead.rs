@@ -191,14 +191,13 @@ impl<D: Units> Ahead<D> {
                 window.hints.push(Extent::new(file, front, 0));
             }
         }
-        let bytes = extent.bytes.start.max(until)..extent.bytes.end;
-        if let Some(stream) = source.stream.as_ref().filter(|_| !bytes.is_empty()) {
-            let back = Extent { bytes, ..*extent };
-            // Stream all chunks of a window. Otherwise do not stream extents that are read directly into the slot.
-            let life = if let Use::Window(life) = how { life } else { 0 };
-            if (life > 0 && stream.takes(shards, file)) || source.is_streamed(stream, shards, &back) {
-                let life = life.saturating_add(stream.room[AHEAD]);
-                window.pending.push_back((back, window.told.saturating_add(life)));
+        let back = Extent { bytes: extent.bytes.start.max(until)..extent.bytes.end, ..*extent };
+        if let Some(stream) = source.stream.as_ref().filter(|_| !back.bytes.is_empty()) {
+            // Do not stream extents that are read directly into the slot.
+            if source.is_streamed(stream, shards, &back) {
+                let life = if let Use::Window(life) = how { life } else { 0 };
+                let until = window.told.saturating_add(life).saturating_add(stream.room[AHEAD]);
+                window.pending.push_back((back, until));
             }
         }
     }

@@ -25,7 +25,7 @@ use std::sync::{Arc, Mutex};
 use self::ahead::{Ahead, IN_MEMORY};
 use self::cached::{Around, Copied};
 use self::memory::{READERS, Readers, Share, Wish};
-use self::source::Source;
+use self::source::{STRAIGHT, Source};
 use self::stream::Stream;
 use self::units::Units;
 use crate::error::lock;
@@ -75,11 +75,11 @@ pub enum ReadMode {
     /// (Linux on x86-64 and aarch64), otherwise up to 32, with as many threads. They fill buffers of the reader
     /// ([`Reader::memory`](crate::Reader::memory)), and the reader copies batches from these buffers.
     ///
-    /// A run of 4 MiB or more is read directly into the caller's buffer, on the thread that asks for it, except for up
-    /// to three blocks at its ends. This is fastest with a [`Buffer`](crate::Buffer): bytes that are not aligned for
-    /// the disk are moved. If the kernel cannot pin the memory, the run is copied. Do not call `fork` during such a
-    /// read (NOTES in `open(2)`). Files that are reopened for each use (see [`Options::open`](crate::Options::open))
-    /// and files on FUSE are also read directly into the caller's buffer.
+    /// Without [`Shuffle::Window`](crate::Shuffle::Window), a run of 4 MiB or more is read directly into the caller's
+    /// buffer, on the thread that asks for it, except for up to three blocks at its ends. This is fastest with a
+    /// [`Buffer`](crate::Buffer): bytes that are not aligned for the disk are moved. If the kernel cannot pin the memory,
+    /// the run is copied. Do not call `fork` during such a read (NOTES in `open(2)`). Files that are reopened for each use
+    /// (see [`Options::open`](crate::Options::open)) and files on FUSE are also read directly into the caller's buffer.
     ///
     /// If no thread uses the reader during a `fork`, it works in the child too, but waits for each
     /// read before it starts the next. Create a new reader in the child instead.
@@ -180,7 +180,9 @@ impl Reader {
         // rest, or the plan's list leaves it out.
         let left_out = (range.end - range.start) / plan.list().len().max(1);
         ahead.stretches = Around::pays(ranges.stride(), plan.world().saturating_mul(left_out.max(1)));
-        Ok(Self::with_share(ranges, share, mode == ReadMode::Direct, ahead))
+        // Chunks of a window are requested as a whole, and all of their records are taken from the stream.
+        let least = if window > 0 { u64::MAX } else { STRAIGHT };
+        Ok(Self::with_share(ranges, share, (mode == ReadMode::Direct).then_some(least), ahead))
     }
 
     /// Returns the files and byte ranges that this reader reads.
@@ -239,7 +241,7 @@ impl Reader<crate::Groups> {
         let wish = Wish { mode, shards, part, data, window: 0, own, lanes };
         let share = memory.0.decide(&wish, memory.1)?;
         let ahead = Ahead::new(lanes[0], lanes[0], share.windows);
-        Ok(Self::with_share(groups, share, true, ahead))
+        Ok(Self::with_share(groups, share, Some(STRAIGHT), ahead))
     }
 
     /// Fills `out` with bytes of a file, from `start` on: a tensor, or a part of one, by its
@@ -277,8 +279,8 @@ impl Reader<crate::Groups> {
 }
 
 impl<D: Units> Reader<D> {
-    /// Creates a reader for `data`. `straight`: whether direct I/O may write to the caller's memory.
-    fn with_share(data: D, mut share: Share, straight: bool, ahead: Ahead<D>) -> Self {
+    /// Creates a reader for `data`. `straight`: see [`Source`].
+    fn with_share(data: D, mut share: Share, straight: Option<u64>, ahead: Ahead<D>) -> Self {
         let files = std::mem::take(&mut share.files);
         let stream = (!files.is_empty()).then(|| Stream::new(files, share.room));
         let counts = |shard: &Shard| shard.file.file().is_ok_and(|file| system::counts_reads(&file));

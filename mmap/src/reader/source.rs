@@ -12,7 +12,7 @@ use crate::{Error, ReadStats};
 
 /// An extent of at least this many bytes is read directly into the slot, if the reader allows that. One such read keeps
 /// the disk busy for long enough.
-const STRAIGHT: u64 = 4 << 20;
+pub(super) const STRAIGHT: u64 = 4 << 20;
 
 /// If the stream does not have an extent, this many extents are requested again. That is enough to keep a disk busy.
 const AGAIN: usize = 128;
@@ -25,8 +25,9 @@ pub(super) struct Source {
     pub(super) cached: u64,
     /// Reads the other bytes with direct I/O. `None`: there are no other bytes.
     pub(super) stream: Option<Stream>,
-    /// Whether direct I/O may write to the caller's memory.
-    pub(super) straight: bool,
+    /// The fewest bytes of an extent that is read directly into the slot. `None`: direct I/O may not write to the caller's
+    /// memory.
+    pub(super) straight: Option<u64>,
     /// What copies from the page cache have found out.
     pub(super) copied: Copied,
     /// Statistics of the reads so far, without the disk reads of the stream.
@@ -113,7 +114,7 @@ impl Source {
                 cached.push(next);
                 continue;
             }
-            let straight = self.straight && next.len() >= STRAIGHT;
+            let straight = self.straight.is_some_and(|least| next.len() >= least);
             if next.len() > most / 2 && !straight {
                 // This extent is longer than half of what the stream reads at a time: cut it. Its rest is the next
                 // extent.
@@ -132,7 +133,7 @@ impl Source {
 
     /// Whether an extent is read into memory of the stream, and not directly into the slot.
     pub(super) fn is_streamed(&self, stream: &Stream, shards: &[Shard], extent: &Extent) -> bool {
-        stream.takes(shards, extent.file) && !(self.straight && extent.len() >= STRAIGHT)
+        stream.takes(shards, extent.file) && self.straight.is_none_or(|least| extent.len() < least)
     }
 
     /// Copies extents from the stream to `out`. An extent that the stream does not have is read directly to its place.
@@ -175,7 +176,7 @@ impl Source {
                 let len = usize::try_from(extent.len()).unwrap_or(usize::MAX);
                 let (out, start) = (&mut out[extent.to..][..len], extent.bytes.start);
                 let data = &shards[extent.file].file;
-                if self.straight {
+                if self.straight.is_some() {
                     stream.files[extent.file].read_exact(data, out, start)?;
                 } else {
                     data.read_exact(out, start)?;

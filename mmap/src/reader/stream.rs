@@ -388,13 +388,11 @@ impl State {
     /// Whether requests have all bytes of `extent`.
     fn has(&mut self, extent: &Extent) -> bool {
         let mut at = extent.bytes.start;
-        while let Some((_, request)) = self.places.find(&mut self.lanes, extent.file, at) {
+        while at < extent.bytes.end {
+            let Some((_, request)) = self.places.find(&mut self.lanes, extent.file, at) else { return false };
             at = request.bytes.end;
-            if at >= extent.bytes.end {
-                return true;
-            }
         }
-        false
+        true
     }
 
     /// Adds the bytes of one extent to `copies`, and waits for them. If the result is not [`Taken::Whole`], the caller

@@ -212,6 +212,23 @@ fn a_window_is_read_once() {
     assert!(calls.iter().all(|&other| other <= calls[0] * 11 / 10), "{calls:?}");
 }
 
+/// What is read directly into the slot is not requested ahead, and the other way round: not if windows have long records.
+#[test]
+fn long_runs_are_read_once() {
+    let folder = folder();
+    let paths = sparse(&folder, &[144 << 20]);
+    let read_more = |(record, batch, shuffle): (usize, u64, Shuffle)| {
+        let records = open(&paths, record);
+        let plan = shuffled(&records, batch, shuffle);
+        let reader = direct(&records, &plan)?;
+        check_without_preads(&reader, plan.clone(), 0);
+        Some(reader.stats().disk - reader.stats().bytes)
+    };
+    let windows = [(4 << 20, 2, window(2, 3)), (2 << 20, 4, window(4, 1))];
+    let found = windows.map(read_more);
+    assert!(found.into_iter().flatten().all(|more| more == 0), "{found:?}");
+}
+
 /// Chunks that share a block: each is a request of its own, and a request waits for no record of another chunk.
 #[test]
 fn a_chunk_waits_for_no_other_chunk() {
