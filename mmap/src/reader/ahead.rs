@@ -122,7 +122,9 @@ impl<D: Units> Ahead<D> {
             if !window.pending.is_empty() || window.told >= until {
                 break;
             }
-            let Some(unit) = window.pull(until, data) else { break };
+            // Units that are read directly into the slot are not cut: a part could be short enough for the stream.
+            let cut = if source.straight.is_some_and(|least| bytes >= least) { u64::MAX } else { until };
+            let Some(unit) = window.pull(cut, data) else { break };
             self.ask(window, (data, source), unit, stats);
         }
         if !window.points.is_empty() {

@@ -212,7 +212,8 @@ fn a_window_is_read_once() {
     assert!(calls.iter().all(|&other| other <= calls[0] * 11 / 10), "{calls:?}");
 }
 
-/// What is read directly into the slot is not requested ahead, and the other way round: not if windows have long records.
+/// What is read directly into the slot is not requested ahead, and the other way round: not if windows have long records,
+/// and not if a batch is longer than what is left of the prefetch window.
 #[test]
 fn long_runs_are_read_once() {
     let folder = folder();
@@ -225,8 +226,10 @@ fn long_runs_are_read_once() {
         Some(reader.stats().disk - reader.stats().bytes)
     };
     let windows = [(4 << 20, 2, window(2, 3)), (2 << 20, 4, window(4, 1))];
-    let found = windows.map(read_more);
-    assert!(found.into_iter().flatten().all(|more| more == 0), "{found:?}");
+    let in_order = [6, 7, 11].map(|batch| (1 << 20, batch, Shuffle::None));
+    let chunks = (1 << 20, 6, Shuffle::Chunks { records: 12 });
+    let found: Vec<_> = windows.into_iter().chain(in_order).chain([chunks]).map(read_more).collect();
+    assert!(found.iter().flatten().all(|&more| more == 0), "{found:?}");
 }
 
 /// Chunks that share a block: each is a request of its own, and a request waits for no record of another chunk.
