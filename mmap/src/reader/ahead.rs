@@ -70,8 +70,7 @@ pub(super) struct Window<U> {
 impl<D: Units> Ahead<D> {
     pub(super) fn new(prefetch: u64, burst: u64, windows: bool) -> Self {
         let window = Mutex::new(Window::new(Box::new(std::iter::empty())));
-        let missing = AtomicBool::new(false);
-        Self { prefetch, burst, stretches: false, windows, window, missing }
+        Self { prefetch, burst, stretches: false, windows, window, missing: AtomicBool::new(false) }
     }
 
     /// Sets the list of the next units.
@@ -85,10 +84,12 @@ impl<D: Units> Ahead<D> {
         *window = Window { fresh: true, around, quiet, ..Window::new(units) };
     }
 
-    /// The number of bytes, from the front of all files on, in which hints cover whole stretches.
+    /// The number of bytes, from the front of all files on, in which hints cover whole stretches. Each file counts up to
+    /// the end of a stretch.
     pub(super) fn covered(&self, shards: &[Shard], source: &Source) -> u64 {
         let all = shards.last().map_or(0, |last| last.before.saturating_add(last.bytes.end));
-        if self.stretches { all.min(source.cached) } else { 0 }
+        let ends = shards.len().saturating_sub(1) as u64 * cached::STRETCH;
+        if self.stretches { all.min(source.cached).saturating_add(ends) } else { 0 }
     }
 
     /// Requests the next units. The reader calls it before each read of `bytes` bytes and after it.
@@ -185,9 +186,11 @@ impl<D: Units> Ahead<D> {
             if window.around.asked.is_empty() {
                 window.around = Around::new(self.covered(shards, source));
             }
-            if len < cached::STRETCH && window.around.has(shard.before.saturating_add(front.end)) {
+            // Each file begins with a stretch of its own.
+            let first = shard.before / cached::STRETCH + file as u64;
+            if len < cached::STRETCH && window.around.has(first + front.end.div_ceil(cached::STRETCH)) {
                 let limit = shard.bytes.start..shard.bytes.end.min(until);
-                let missing = window.around.missing(shard.before, &front, &limit);
+                let missing = window.around.missing(first, &front, &limit);
                 window.hints.extend(missing.map(|bytes| Extent::new(file, bytes, 0)));
             } else {
                 window.hints.push(Extent::new(file, front, 0));

@@ -218,8 +218,8 @@ pub(super) const STRETCH: u64 = 128 << 10;
 /// Whole stretches are requested only if an epoch reads at least this many records of each on average.
 const WORTH: u64 = 2;
 
-/// The stretches that were requested in this epoch. They are counted from the front of all files, one file after the
-/// other.
+/// The stretches that were requested in this epoch. They are numbered from the front of all files, one file after the
+/// other. A stretch at the end of a file may be shorter.
 ///
 /// Without requests of whole stretches (`pays` always `false`), the first cold epoch of 512 MiB in full shuffle with
 /// `ReadMode::Pread` took five times as long with records of 512 B and of 4 KiB, 1.6 times with 16 KiB, and 0.9 times
@@ -255,28 +255,28 @@ impl Around {
         self.asked.fill(0);
     }
 
-    /// Whether it covers all bytes before this position.
-    pub(super) fn has(&self, position: u64) -> bool {
-        position.div_ceil(STRETCH) <= self.asked.len() as u64 * 64
+    /// Whether it covers this many stretches.
+    pub(super) fn has(&self, stretches: u64) -> bool {
+        stretches <= self.asked.len() as u64 * 64
     }
 
     /// Returns the stretches around `bytes` that were not requested yet, cut at `file`, and marks them as requested.
-    /// `before` is the number of bytes in the files before this one. It [has](Self::has) all of `bytes`.
+    /// `first` is the number of the file's first stretch. It [has](Self::has) those of `bytes`.
     pub(super) fn missing(
         &mut self,
-        before: u64,
+        first: u64,
         bytes: &Range<u64>,
         file: &Range<u64>,
     ) -> impl Iterator<Item = Range<u64>> {
-        let stretches = (before + bytes.start) / STRETCH..(before + bytes.end).div_ceil(STRETCH);
+        let stretches = bytes.start / STRETCH..bytes.end.div_ceil(STRETCH);
         let (start, end) = (file.start, file.end);
         stretches.filter_map(move |stretch| {
-            let word = &mut self.asked[usize::try_from(stretch / 64).unwrap_or(usize::MAX)];
-            let bit = 1 << (stretch % 64);
+            let number = first + stretch;
+            let word = &mut self.asked[usize::try_from(number / 64).unwrap_or(usize::MAX)];
+            let bit = 1 << (number % 64);
             let is_new = *word & bit == 0;
             *word |= bit;
-            let [from, to] = [stretch, stretch + 1].map(|stretch| (stretch * STRETCH).saturating_sub(before));
-            is_new.then(|| from.max(start)..to.min(end))
+            is_new.then(|| start.max(stretch * STRETCH)..end.min((stretch + 1) * STRETCH))
         })
     }
 }
@@ -289,18 +289,19 @@ mod tests {
     fn each_stretch_is_asked_for_once_an_epoch() {
         let file = 1000..10 * STRETCH + 77;
         let around = std::cell::RefCell::new(Around::new(4 * 64 * STRETCH));
-        let before = 3 * STRETCH - 500;
-        let ask = |bytes: Range<u64>| around.borrow_mut().missing(before, &bytes, &file).collect::<Vec<_>>();
+        let ask = |bytes: Range<u64>| around.borrow_mut().missing(3, &bytes, &file).collect::<Vec<_>>();
         around.borrow_mut().clear();
-        assert_eq!(ask(5000..5001), std::slice::from_ref(&(1000..STRETCH + 500)));
-        assert_eq!(ask(1000..STRETCH + 500), []);
-        let next = STRETCH + 500..2 * STRETCH + 500;
-        assert_eq!(ask(STRETCH + 499..STRETCH + 501), std::slice::from_ref(&next));
+        assert_eq!(ask(5000..5001), std::slice::from_ref(&(1000..STRETCH)));
+        assert_eq!(ask(1000..STRETCH), []);
+        assert_eq!(ask(STRETCH - 1..STRETCH + 1), std::slice::from_ref(&(STRETCH..2 * STRETCH)));
         let end = file.end;
-        assert_eq!(ask(end - 1..end), std::slice::from_ref(&(9 * STRETCH + 500..end)));
+        assert_eq!(ask(end - 1..end), std::slice::from_ref(&(10 * STRETCH..end)));
         assert_eq!(ask(end - 1..end), []);
+        // The next file.
+        let next = around.borrow_mut().missing(14, &(0..5), &(0..9)).collect::<Vec<_>>();
+        assert_eq!(next, std::slice::from_ref(&(0..9)));
         around.borrow_mut().clear();
-        assert_eq!(ask(2000..2001), std::slice::from_ref(&(1000..STRETCH + 500)));
+        assert_eq!(ask(2000..2001), std::slice::from_ref(&(1000..STRETCH)));
     }
 
     #[test]

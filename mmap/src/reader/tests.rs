@@ -936,6 +936,17 @@ fn what_a_list_leaves_out_is_not_asked_for() {
     }
 }
 
+/// Files that are shorter than a stretch: each is asked for as a whole, once.
+#[test]
+#[cfg(target_os = "linux")]
+fn each_file_has_stretches_of_its_own() {
+    let (_folder, records) = records(&[12 * 4096; 40], 4096);
+    let plan = shuffled(&records, 16, Shuffle::Full);
+    let reader = Reader::new(records.clone(), &plan, ReadMode::Pread).unwrap();
+    check_without_preads(&reader, plan, 0);
+    assert_eq!(reader.stats().hinted, records.bytes());
+}
+
 #[test]
 fn what_goes_on_where_the_last_ended_is_left_to_the_system() {
     let (_folder, records) = records(&[23 * 4096], 4096);
