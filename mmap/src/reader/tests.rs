@@ -947,6 +947,20 @@ fn each_file_has_stretches_of_its_own() {
     assert_eq!(reader.stats().hinted, records.bytes());
 }
 
+/// The system's read-ahead stops at gaps.
+#[test]
+#[cfg(target_os = "linux")]
+fn windows_with_gaps_are_asked_for_in_order_too() {
+    let folder = folder();
+    let windows = Cut::Windows { rows: 4096, stride: 8192 };
+    let paths = files(&folder, &[11 * 4096; 40]);
+    let records = Records::open_headerless(&paths, DType::U8, windows).unwrap().ranges();
+    let plan = shuffled(&records, 4, Shuffle::None);
+    let reader = Reader::new(records, &plan, ReadMode::Pread).unwrap();
+    check_without_preads(&reader, plan, 0);
+    assert_eq!(reader.stats().hinted, 40 * 11 * 4096);
+}
+
 #[test]
 fn what_goes_on_where_the_last_ended_is_left_to_the_system() {
     let (_folder, records) = records(&[23 * 4096], 4096);
