@@ -51,5 +51,5 @@ fn a_data_set_without_room_for_all_its_mappings_takes_none() {
     }
     // What has room is mapped.
     let records = Arc::new(Records::open(&paths[..4], RECORD).unwrap());
-    assert_eq!(asked::read_and_ask(&records, &plan.batch(0, 0).unwrap(), &mut out).0.hints, 1);
+    assert_eq!(asked::read_and_ask(&records, &plan.batch(0, 0).unwrap(), &mut out).0.hints, 2);
 }

@@ -176,8 +176,9 @@ impl<D: Units> Ahead<D> {
         let front = extent.bytes.start..extent.bytes.end.min(until);
         let len = front.end.saturating_sub(front.start);
         // Sequential extents get no hints: the kernel's own read-ahead makes larger requests, into larger pages of the
-        // cache. To keep the read-ahead going, points ahead of the read are touched.
-        if how == Use::InOrder {
+        // cache. To keep the read-ahead going, points ahead of the read are touched. It does not go on in the next file,
+        // so the front of each file is hinted.
+        if how == Use::InOrder && (len > FOLLOWED || front.start > shard.bytes.start) {
             if len <= FOLLOWED && source.copied.is_counted() {
                 let room = PIECES.saturating_sub(window.points.len());
                 window.points.extend(cached::points(file, &front, window.told).take(room));
