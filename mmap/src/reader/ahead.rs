@@ -8,7 +8,6 @@ use std::time::Instant;
 
 use super::cached::{self, Around, Point};
 use super::source::Source;
-use super::stream::AHEAD;
 use super::units::{Units, Use};
 use crate::ReadStats;
 use crate::error::lock;
@@ -118,7 +117,7 @@ impl<D: Units> Ahead<D> {
         let until = until.min(window.told.saturating_add(burst)).max(window.used);
         loop {
             if let Some(stream) = source.stream.as_ref().filter(|_| !window.pending.is_empty()) {
-                stream.ask(&mut window.pending, window.used);
+                stream.ask(&mut window.pending, window.used.saturating_add(u64::from(!before)));
             }
             if !window.pending.is_empty() || window.told >= until {
                 break;
@@ -202,8 +201,7 @@ impl<D: Units> Ahead<D> {
             // Do not stream extents that are read directly into the slot.
             if source.is_streamed(stream, shards, &back) {
                 let life = if let Use::Window(life) = how { life } else { 0 };
-                let until = window.told.saturating_add(life).saturating_add(stream.room[AHEAD]);
-                window.pending.push_back((back, until));
+                window.pending.push_back((back, window.told.saturating_add(life)));
             }
         }
     }

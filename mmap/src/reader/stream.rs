@@ -219,13 +219,17 @@ impl Stream {
     }
 
     /// Starts to read `extents` in their order, as many as there is room for, and removes these from the list. Each
-    /// extent has the position after which it is not needed any more. The reader is at position `used`.
+    /// extent has the position after which it is not needed any more. Units that end before position `used` were read, or
+    /// other threads are reading them.
     pub(super) fn ask(&self, extents: &mut VecDeque<(Extent, u64)>, used: u64) {
         let Some(mut state) = self.state() else { return extents.clear() };
         state.settle_ended();
         state.lanes[AHEAD].used = used;
-        while let Some((extent, until)) = extents.front_mut() {
-            if !self.read(&mut state, extent, AHEAD, *until) {
+        while let Some((extent, needed)) = extents.front_mut() {
+            // Leave out what is left of a unit that is longer than the lane, if it was read. A unit that another thread reads
+            // keeps its requests until others have taken as many bytes as the lane has.
+            let until = needed.saturating_add(self.room[AHEAD]);
+            if *needed >= used && !self.read(&mut state, extent, AHEAD, until) {
                 break;
             }
             extents.pop_front();
