@@ -67,15 +67,8 @@ pub(crate) struct LoadTimes {
 impl LoadTimes {
     /// Returns the times of a load that begins at `start`, without a wait before it.
     pub(crate) const fn new(start: Instant) -> Self {
-        Self {
-            since: start,
-            start,
-            end: start,
-            transform: Duration::ZERO,
-            io_calls: 0,
-            bytes: 0,
-            freed: None,
-        }
+        let (transform, io_calls, bytes, freed) = (Duration::ZERO, 0, 0, None);
+        Self { since: start, start, end: start, transform, io_calls, bytes, freed }
     }
 
     pub(crate) fn took(&self) -> Duration {

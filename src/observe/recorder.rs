@@ -25,6 +25,8 @@ pub(crate) struct Recorder {
     away: VecDeque<Interval>,
     /// The first step: from the first request to the end of the first use, or to the receipt while the use goes on.
     first: Option<Interval>,
+    /// The time before this iteration and in the first step in which settings to try may load more batches, and how many.
+    room: (Duration, usize),
     in_use: Option<Seen>,
     /// When the caller last was done with preparing a batch.
     prepared: Instant,
@@ -52,9 +54,9 @@ struct Asked {
 impl Recorder {
     pub(crate) fn new(track: Track, breakdown: Breakdown, mut report: Report) -> Self {
         report.by_breakdown = !report.settings.overlap && breakdown.is_on();
-        let (now, used) = (Instant::now(), VecDeque::new());
+        let (now, used, room) = (Instant::now(), VecDeque::new(), (Duration::ZERO, 0));
         let (epoch, asked, since, away, first, in_use) = (None, None, None, [(now, now)].into(), None, None);
-        Self { report, breakdown, track, epoch, asked, since, away, first, in_use, prepared: now, used }
+        Self { report, breakdown, track, epoch, asked, since, away, first, room, in_use, prepared: now, used }
     }
 
     /// Passes an event of the caller to the report and the trace.
@@ -167,20 +169,29 @@ impl Recorder {
             let (from, to) = (from.max(began), to.min(ended));
             to.saturating_duration_since(from).saturating_sub(away(from, to))
         };
-        // The most slots that the advice says to try.
-        let depth = self.report.settings.deeper().max(self.report.workers_with_overlap + 2);
-        let (parts, step) = (&mut self.report.parts, &mut self.report.first_step);
         let (outside, in_step) = (away(load.start, load.end), in_first(load.start, load.end));
+        let late = self.report.each(load.took().saturating_sub(outside + in_step));
+        // The most slots to try.
+        let most = self.report.settings.deeper().max(self.report.workers_with_overlap + 2);
+        let (parts, step) = (&mut self.report.parts, &mut self.report.first_step);
         parts.outside += outside;
         step.loads += in_step;
-        if self.report.batches <= depth as u64 {
-            step.early += load.took().saturating_sub(outside + in_step);
-        }
         step.slot_waits += in_first(load.since, load.start);
         if first {
             parts.starts += 1;
             parts.start_waits += waited;
             parts.start_loads += if own { Duration::ZERO } else { load.took().min(waited) };
+            // Loads may begin with the call, or earlier if they go on from the iteration before. One slot more is free if
+            // the loop drops its first batch early.
+            let called = self.epoch.as_ref().map_or(asked, |epoch| epoch.started).min(load.start);
+            self.room = (away(called, asked), most + 1);
+        }
+        if late.is_zero() {
+            // A device has slots too.
+            self.room.1 = self.room.1.saturating_sub(1).max(most + 1 - self.report.settings.depth);
+        } else if let (room, 1..) = self.room {
+            parts.early += late.min(room);
+            self.room = (room.saturating_sub(late), self.room.1 - 1);
         }
         if self.report.batches == 1 {
             step.start_loads = parts.start_loads;
@@ -255,6 +266,7 @@ impl Recorder {
         }
         if self.report.batches == 1 && self.used.is_empty() {
             self.report.first = self.report.train.less(self.report.first_step.before);
+            self.room.0 += self.report.first.busy + self.report.first.waiting;
             self.first.iter_mut().for_each(|first| first.1 = now);
         }
         if let (Some((_, ended)), Some((start, end))) = (self.first, copy) {

@@ -201,6 +201,9 @@ pub(super) struct Parts {
     pub(super) helped: Duration,
     /// The time of loads while the caller was not in the loop: before it asked for a first batch, or in a pause.
     pub(super) outside: Duration,
+    /// The time of loads in the loop that may go on before it, or in its first step, with settings to try, which have more
+    /// slots.
+    pub(super) early: Duration,
     /// The time in which a loading thread waited for a slot to be freed, while the caller was in the loop.
     pub(super) full: Duration,
     /// The part of the waits, without that for the first batch, in which the awaited batch was being loaded.
@@ -219,9 +222,6 @@ pub(super) struct FirstStep {
     pub(super) start_loads: Duration,
     pub(super) helped: Duration,
     pub(super) full: Duration,
-    /// The time of loads behind it that may go on in it with settings to try, which have more slots. Without those outside
-    /// of the loop.
-    pub(super) early: Duration,
     /// The time of the copies to a device that began before its end.
     pub(super) copies: Duration,
     /// The caller's times before it asked for the batch of that step: of requests that brought none.
@@ -229,9 +229,9 @@ pub(super) struct FirstStep {
 }
 
 impl FirstStep {
-    fn times(&mut self) -> [&mut Duration; 7] {
-        let Self { loads, slot_waits, start_loads, helped, full, early, copies, .. } = self;
-        [loads, slot_waits, start_loads, helped, full, early, copies]
+    fn times(&mut self) -> [&mut Duration; 6] {
+        let Self { loads, slot_waits, start_loads, helped, full, copies, .. } = self;
+        [loads, slot_waits, start_loads, helped, full, copies]
     }
 }
 
@@ -367,14 +367,14 @@ impl Report {
 
     /// All sums that are times.
     fn times(&mut self) -> impl Iterator<Item = &mut Duration> {
-        let Parts {
-            start_waits, start_loads, start_helped, held, helped, outside, full, late, pauses, ..
-        } = &mut self.parts;
-        let parts = [start_waits, start_loads, start_helped, held, helped, outside, full, late, pauses];
+        let parts = &mut self.parts;
+        let starts = [&mut parts.start_waits, &mut parts.start_loads, &mut parts.start_helped];
+        let loads = [&mut parts.helped, &mut parts.outside, &mut parts.early, &mut parts.late];
+        let others = [&mut parts.held, &mut parts.full, &mut parts.pauses];
         let Self { wall, transform, transfer, read, train, reading, .. } = self;
         let stages = [read, train].into_iter().flat_map(|stage| [&mut stage.busy, &mut stage.waiting]);
         let all = [wall, transform, transfer, &mut reading.hint_time];
-        all.into_iter().chain(stages).chain(parts)
+        all.into_iter().chain(stages).chain(starts).chain(loads).chain(others)
     }
 
     /// Returns the report of a loop over batches that another thread receives from a loader and sends to a device.
@@ -406,9 +406,9 @@ impl Report {
                 row.load = read.load;
             }
         }
-        let Parts { start_loads, outside, late, .. } = sender.parts;
+        let Parts { start_loads, outside, early, late, .. } = sender.parts;
         let start_loads = start_loads.min(self.parts.start_waits);
-        let parts = Parts { start_loads, outside, late, ..self.parts };
+        let parts = Parts { start_loads, outside, early, late, ..self.parts };
         // The first step of the loads is the sender's: it ends with its first copy.
         let first_step = FirstStep { copies: sender.first.busy, ..sender.first_step };
         let all = Self { epochs, batches, wall, train, first, first_step, by_epoch, recent, parts, ..sender };

@@ -383,15 +383,14 @@ impl Sums<'_> {
     /// caller that helps, go on beside copies, the use and pauses, and nothing waits. In the first step, all slots are filled.
     fn saves(&self, Settings { workers, depth, .. }: Settings) -> f64 {
         let Self { report, first, batches, wall, used, loads, helped, copies, .. } = *self;
-        let Report { settings, parts, first_step, .. } = report;
+        let Report { settings, parts, .. } = report;
         // A caller that waits may load too: both in turn take the time that they took.
         let helps = !parts.helped.is_zero() || !settings.overlap && report.helps;
         let all = loads * settings.workers.max(1) as f64 + helped + if helps { used } else { 0.0 };
-        let ways = (workers.max(1) + usize::from(helps)) as f64;
-        let longest = copies.max(all / ways);
+        let longest = copies.max(all / (workers.max(1) + usize::from(helps)) as f64);
         // As long as the mean, or if they are known, as long as they took.
-        let ahead = (longest * depth as f64 / batches as f64).max(first_step.early.as_secs_f64() / ways);
-        let outside = parts.pauses.as_secs_f64() + first.min(ahead);
+        let ahead = first.min(longest * depth as f64 / batches as f64).max(parts.early.as_secs_f64());
+        let outside = parts.pauses.as_secs_f64() + ahead;
         (wall - used.max(longest - outside)).max(0.0)
     }
 
