@@ -75,32 +75,31 @@ impl Trace {
         let created = File::options().write(true).create(true).truncate(false).open(&self.path);
         let found = created.and_then(|file| Ok((identity(&self.path, &file)?, file)));
         let (identity, created) = found.map_err(|source| Error::Trace { path: self.path.clone(), source })?;
-        // Nothing is read or written under this lock, which stays locked in a child that another thread forks meanwhile.
-        let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
-        open.retain(|(_, file)| file.strong_count() > 0);
-        let mut same = open.iter().filter(|open| open.0 == identity).filter_map(|open| open.1.upgrade());
-        // After a fork, the parent process still writes to the file that it has open. This process starts a file of its
-        // own.
-        let found = same.find(|file| !file.sink.is_foreign());
-        let is_new = found.is_none();
-        let file = found.unwrap_or_else(|| {
-            let file = Arc::new(TraceFile::new(self.path, created, rank));
-            open.push((identity, Arc::downgrade(&file)));
-            file
-        });
-        drop(open);
-        if is_new {
-            file.write("");
-            check(&file.sink)?;
-        }
+        let (file, is_new) = loop {
+            // Nothing is read or written under this lock, which stays locked in a child that another thread forks meanwhile.
+            let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
+            open.retain(|(_, _, sink)| sink.strong_count() > 0);
+            let mut all = open.iter().filter_map(|(of, file, sink)| Some((of, file, sink.upgrade()?)));
+            // After a fork, the parent process still writes to the file that it has open. This process starts a file of its
+            // own.
+            let same = all.find(|(of, _, sink)| **of == identity && !sink.is_foreign());
+            match same.map(|(_, file, _)| file.upgrade()) {
+                Some(Some(file)) => break (file, false),
+                // Another thread drops it now, and writes its end.
+                Some(None) => drop(open),
+                None => {
+                    let file = Arc::new(TraceFile::new(self.path, created, rank));
+                    open.push((identity, Arc::downgrade(&file), Arc::downgrade(&file.sink)));
+                    break (file, true);
+                }
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        };
         // Relaxed: the counter gives each loader another number, and orders nothing else.
         let index = file.loaders.fetch_add(1, Ordering::Relaxed) as u64;
         let name = match loader {
             // Replace characters that a JSON string would have to escape.
-            Some(loader) => {
-                let plain = |c: char| if matches!(c, '"' | '\\') || c.is_control() { '_' } else { c };
-                loader.chars().map(plain).collect()
-            }
+            Some(loader) => loader.replace(|c: char| matches!(c, '"' | '\\') || c.is_control(), "_"),
             None if index == 0 => "twinbuf".to_string(),
             None => format!("loader {}", index + 1),
         };
@@ -112,6 +111,9 @@ impl Trace {
         let named = about("process_name", pid, tid, &format!(r#""name":"{name} rank {rank} of {world}""#));
         let sorted = about("process_sort_index", pid, tid, &format!(r#""sort_index":{pid}"#));
         file.write(&format!(",\n{named},\n{sorted}"));
+        if is_new {
+            check(&file.sink)?;
+        }
         Ok(Arc::new(LoaderTrace { file, epochs: self.epochs, index, pid }))
     }
 }
@@ -121,8 +123,11 @@ fn about(name: &str, pid: u64, tid: u64, args: &str) -> String {
     format!(r#"{{"name":"{name}","ph":"M","pid":{pid},"tid":{tid},"args":{{{args}}}}}"#)
 }
 
-/// The files that this process writes, with their identities.
-static OPEN: Mutex<Vec<(String, Weak<TraceFile>)>> = Mutex::new(Vec::new());
+/// The identity of a file, what its loaders share, and what is there until its end is written.
+type Open = (String, Weak<TraceFile>, Weak<ForkGuard<Mutex<Sink>>>);
+
+/// The files that this process writes.
+static OPEN: Mutex<Vec<Open>> = Mutex::new(Vec::new());
 
 /// Returns what no other file has while this one is open. A path may become that of another file.
 #[cfg(unix)]
@@ -199,8 +204,7 @@ impl TraceFile {
         let mut sink = self.sink.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(head) = sink.head.take() {
             // What is not a regular file, for example a pipe, has no length.
-            let cut = sink.file.set_len(0);
-            sink.error = cut.err().filter(|_| sink.is_regular());
+            sink.error = sink.file.set_len(0).err().filter(|_| sink.is_regular());
             sink.write(&head);
         }
         sink.write(lines);
@@ -383,10 +387,8 @@ impl Track {
         let nanos = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
         self.number(nanos / 1000);
         // Add 1000 to keep leading zeros, then skip the first digit: 1007 becomes `007`.
-        let mut thousandths = itoa::Buffer::new();
-        let thousandths = thousandths.format(1000 + nanos % 1000);
         self.buffer.push('.');
-        self.buffer.push_str(&thousandths[1..]);
+        self.buffer.push_str(&itoa::Buffer::new().format(1000 + nanos % 1000)[1..]);
     }
 }
 

@@ -4,7 +4,9 @@ use std::collections::BTreeSet;
 use std::io::{self, BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::Barrier;
 use std::task::Poll;
+use std::time::Instant;
 
 use crate::common::trace::{self, nanos, span};
 use crate::common::{RECORD, Reads, files, nothing, open, plan};
@@ -13,6 +15,7 @@ use tempfile::TempDir;
 use twinbuf::loader::LoaderBuilder;
 use twinbuf::observe::{LoopRecorder, Trace};
 use twinbuf::{Error, Loader, Plan, Shuffle};
+use twinbuf_testing::extent;
 
 /// The file as a viewer reads it if its process has not closed the list.
 fn unclosed(path: &Path) -> Vec<Value> {
@@ -245,6 +248,34 @@ fn a_file_that_was_moved_is_another_file() {
         others.into_iter().for_each(|other| other.close().unwrap());
         assert_eq!(named(&trace::events(&path), "train").len(), 10);
         assert_eq!(named(&trace::events(&moved), "train").len(), 10);
+    }
+}
+
+/// The last loader of a file is dropped while another thread opens it: they share it, or the second begins anew.
+#[test]
+fn a_file_that_another_thread_completes_may_be_opened() {
+    let (_dir, path) = place();
+    let now = Instant::now();
+    let record = || {
+        let mut recorder = LoopRecorder::new(None, Some(Trace::new(&path)), false).unwrap();
+        recorder.asked(now);
+        recorder.received(0, 0, now);
+        recorder.ended(now);
+        recorder
+    };
+    for case in 0..extent(300, 5000) {
+        let (first, both) = (record(), Barrier::new(2));
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                both.wait();
+                drop(first);
+            });
+            both.wait();
+            drop(record());
+        });
+        let text = std::fs::read(&path).unwrap();
+        let events = serde_json::from_slice::<Vec<Value>>(&text);
+        assert!(events.is_ok(), "{case}: {}", String::from_utf8_lossy(&text).escape_debug());
     }
 }
 
