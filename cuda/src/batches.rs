@@ -126,8 +126,12 @@ impl<M: 'static> DeviceBatches<M> {
         if self.held_by_a_capture() || self.hand.is_some() && !self.ring.is_held() {
             return Poll::Ready(self.try_recv());
         }
-        let received = ready!(self.ring.poll_recv(cx)).map(keep);
-        Poll::Ready(self.lease(received.map_err(TryRecvError::from)))
+        let received = self.ring.poll_recv(cx).map(|received| received.map(keep));
+        // The lease may have been dropped before the ring stored the task. Nothing wakes the task then.
+        if self.hand.is_some() && received.is_pending() && !self.ring.is_held() {
+            return Poll::Ready(self.try_recv());
+        }
+        Poll::Ready(self.lease(ready!(received).map_err(TryRecvError::from)))
     }
 
     /// Returns `true` if a lease holds the device slot of the next batch. The batch cannot be received before the lease

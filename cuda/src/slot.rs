@@ -173,9 +173,7 @@ impl<M> DeviceBuf<M> {
     pub(crate) fn copy_after_uses(&mut self) -> Result<(), Error> {
         let copy_stream = self.stream.raw();
         let uses = self.uses.get_mut();
-        if let Some(error) = &uses.lost {
-            return Err(error.clone());
-        }
+        uses.lost.clone().map_or(Ok(()), Err)?;
         for consumed in &uses.consumed[..uses.recorded] {
             // SAFETY: both are ours.
             unsafe { edge::copy_after_use(copy_stream, consumed.raw()) }?;

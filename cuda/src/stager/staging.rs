@@ -132,9 +132,7 @@ impl<'s, 'env> Staging<'s, 'env> {
 
     /// Checks that work can be enqueued on the scope's stream, and makes the context current for it.
     fn usable(&self) -> Result<Current, Error> {
-        if let Some(error) = self.fate.get() {
-            return Err(error.clone());
-        }
+        self.fate.get().cloned().map_or(Ok(()), Err)?;
         let usable = Current::enter(self.copies.context()).and_then(|current| {
             // SAFETY: the borrow keeps the stream alive.
             let captured = unsafe { cu::is_captured(self.used.stream.cu_stream()) }?;

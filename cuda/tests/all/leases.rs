@@ -2,6 +2,7 @@
 #![allow(clippy::cast_possible_truncation)] // of small counts
 
 use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll, RawWaker, RawWakerVTable, Waker};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -9,7 +10,7 @@ use crate::common::{
     BYTES, bytes, commit, copy_threads, start, start_software, start_with, upload, uploader,
 };
 use cudarc::driver::sys;
-use twinbuf_cuda::{Error, Uploader};
+use twinbuf_cuda::{Error, Lease, Uploader};
 use twinbuf_cuda_sim::{Control, Options};
 
 #[test]
@@ -204,6 +205,25 @@ fn without_overlap_a_wait_for_a_slot_keeps_no_receive_call_out() {
         }
     });
     assert!(received.into_iter().eq(0..50));
+}
+
+/// Another thread may drop the lease between the two looks of a poll. Here the clone of the waker does, made between them.
+#[test]
+fn by_hand_a_task_does_not_wait_for_a_lease_that_is_gone() {
+    const TABLE: RawWakerVTable = RawWakerVTable::new(clone, |_| {}, |_| {}, |_| {});
+    fn clone(lease: *const ()) -> RawWaker {
+        // SAFETY: it is the one below, which is there while the task is polled.
+        drop(unsafe { &*lease.cast::<Mutex<Option<Lease<u64>>>>() }.lock().unwrap().take());
+        RawWaker::new(lease, &TABLE)
+    }
+    let (_sim, ctx) = start(1, false);
+    let build = Uploader::new(&ctx, BYTES).device_depth(1).overlap(false);
+    let (mut slots, mut batches) = build.build().unwrap();
+    let lease = Mutex::new(Some(upload(&mut slots, &mut batches, 1)));
+    // SAFETY: the mutex may be used on any thread, and nothing of the waker has to be dropped.
+    let waker = unsafe { Waker::from_raw(RawWaker::new((&raw const lease).cast(), &TABLE)) };
+    let polled = batches.poll_recv(&mut Context::from_waker(&waker));
+    assert!(matches!(polled, Poll::Ready(Err(Error::Empty))), "{polled:?}");
 }
 
 /// The value of a batch is the caller's code, and may own what the batch's last use needs.
