@@ -39,11 +39,6 @@ pub struct DeviceBatches<M: 'static> {
     pub(crate) _thread: ThreadShare,
 }
 
-/// When to look again: nothing wakes a wait for a slot that a capture holds, because only the next call releases it.
-fn look_again(captured: bool, deadline: Instant) -> Instant {
-    if captured { deadline.min(Instant::now() + Duration::from_millis(1)) } else { deadline }
-}
-
 impl<M: 'static> DeviceBatches<M> {
     /// Waits until the copy of the next batch has been issued, and returns the batch. Returns `None` at the end,
     /// after [`finish`](crate::HostSlots::finish).
@@ -103,7 +98,10 @@ impl<M: 'static> DeviceBatches<M> {
         }
         loop {
             let captured = self.held_by_a_capture();
-            let received = self.ring.recv_deadline(look_again(captured, deadline)).map(keep);
+            // Nothing wakes a wait for a slot that a capture holds, because only the next call releases it.
+            let until =
+                if captured { deadline.min(Instant::now() + Duration::from_millis(1)) } else { deadline };
+            let received = self.ring.recv_deadline(until).map(keep);
             if !captured || !matches!(received, Err(TryRecvError::Held)) || Instant::now() >= deadline {
                 return self.lease(received);
             }

@@ -29,6 +29,8 @@ pub(crate) struct Copies<M: 'static> {
     /// What to call after each copy, and the clock of its time.
     pub(crate) on_copied: Option<(OnCopied, Arc<Clock>)>,
     pub(crate) running: VecDeque<Running<M>>,
+    /// The task that waits for a device slot, without a copy thread. If the copies end, no slot becomes free.
+    pub(crate) task: Option<Waker>,
 }
 
 pub(crate) struct Running<M: 'static> {
@@ -111,6 +113,7 @@ impl<M> Drop for Copies<M> {
         if !self.running.is_empty() && self.stream.settle().is_err() {
             mem::forget(mem::take(&mut self.running));
         }
+        self.task.take().into_iter().for_each(Waker::wake);
     }
 }
 
@@ -344,15 +347,17 @@ impl<M: 'static> Hand<M> {
             let acquired = match waiting {
                 Waiting::Task(cx) if !captured => match engine.device.poll_acquire(cx) {
                     Poll::Ready(acquired) => acquired.map_err(TryAcquireError::from),
-                    Poll::Pending => return Ok(Poll::Pending),
+                    Poll::Pending => {
+                        engine.copies.task = Some(cx.waker().clone());
+                        return Ok(Poll::Pending);
+                    }
                 },
                 _ => engine.device.try_acquire(),
             };
             match acquired.map(drop) {
-                Ok(()) => {}
+                Ok(()) => engine.copies.task = None,
                 Err(TryAcquireError::Full) => {
-                    let device_depth = engine.device.depth();
-                    return Ok(Poll::Ready(Err(Error::SlotHeld { device_depth })));
+                    return Ok(Poll::Ready(Err(Error::SlotHeld { device_depth: engine.device.depth() })));
                 }
                 Err(_closed) => return Err(Error::Closed),
             }

@@ -244,9 +244,7 @@ impl Stager {
     /// Checks that the stream can be used.
     fn begin(&self, stream: &CudaStream) -> Result<(), Error> {
         let ctx = self.stream.context();
-        if let Some(error) = &self.lost {
-            return Err(error.clone());
-        }
+        self.lost.clone().map_or(Ok(()), Err)?;
         if stream.context() != ctx {
             return Err(Error::OtherContext);
         }

@@ -202,7 +202,7 @@ impl Uploader {
         let (device_tx, device_rx) = HeapRing::new(device).into_handles();
         // Each copy in flight keeps its host slot.
         let running = VecDeque::with_capacity(host_depth);
-        let copies = Copies { stream, on_copied: self.on_copied.zip(clock), running };
+        let copies = Copies { stream, on_copied: self.on_copied.zip(clock), running, task: None };
         let engine = Engine { host: host_rx, copies, next: None, device: device_tx };
         let (hand, thread) = if overlap {
             let fate = shared.fate.clone();

@@ -7,12 +7,12 @@ use std::task::{Context, Poll, Waker};
 use std::thread;
 
 use crate::common::{
-    BYTES, arrive, bytes, commit, copy_threads, lent_slots, make_current, start, start_with, upload,
-    uploader, waker,
+    BYTES, LAUNCH_FAILED, arrive, bytes, commit, copy_threads, lent_slots, make_current, start, start_with,
+    upload, uploader, waker,
 };
 use cudarc::driver::sys;
 use twinbuf_cuda::{DeviceBatches, Error, ReservedSlot, Uploader};
-use twinbuf_cuda_sim::Options;
+use twinbuf_cuda_sim::{Failure, Options};
 
 #[test]
 fn the_next_copy_is_queued_while_one_runs() {
@@ -214,6 +214,35 @@ fn a_panic_in_on_copied_ends_both_sides() {
         assert_eq!(error, Error::Abandoned);
         drop(batches);
         assert_eq!(copy_threads(), 0);
+    }
+}
+
+/// No device slot becomes free any more for the task that waits for one: another thread's commit ends the copies.
+#[test]
+fn a_task_by_hand_is_told_that_the_copies_have_ended() {
+    for panics in [true, false] {
+        let (sim, ctx) = start(1, false);
+        let build = Uploader::new(&ctx, BYTES).host_depth(3).device_depth(1).overlap(false);
+        let build = build.on_copied(move |_| assert!(!panics, "on purpose"));
+        let (mut slots, mut batches) = build.build::<u64>().unwrap();
+        let [first, second] = [(); 2].map(|()| slots.acquire().unwrap().reserve());
+        first.commit(BYTES, 1).unwrap();
+        let _held = batches.recv().unwrap().unwrap();
+        let (wakes, woken) = mpsc::channel();
+        let waker = waker(move || wakes.send(()).unwrap());
+        assert!(slots.poll_acquire(&mut Context::from_waker(&waker)).is_pending());
+        if !panics {
+            if sim.is_real() {
+                return;
+            }
+            sim.inject(Failure::api("cuEventQuery", 1, LAUNCH_FAILED));
+        }
+        // Its batch waits for the first one's copy.
+        let committed = thread::scope(|scope| scope.spawn(|| second.commit(BYTES, 2)).join());
+        assert!(!matches!(committed, Ok(Ok(()))));
+        woken.try_recv().unwrap();
+        let ended = slots.poll_acquire(&mut Context::from_waker(&waker));
+        assert!(matches!(ended, Poll::Ready(Err(Error::Closed | Error::Driver { .. }))), "{ended:?}");
     }
 }
 
