@@ -178,13 +178,15 @@ calls! {
     fn cuDeviceGetName(name: Out<c_char>, length: c_int, ordinal: c_int) Driver |core| {
         const NAME: &std::ffi::CStr = c"twinbuf software device";
         device(&core, ordinal)?;
-        let bytes = NAME.count_bytes() + 1;
-        if name.0.is_null() || usize::try_from(length).unwrap_or(0) < bytes {
+        // A name that does not fit is cut.
+        let room = usize::try_from(length).ok().and_then(|length| length.checked_sub(1)).ok_or(INVALID_VALUE)?;
+        let bytes = room.min(NAME.count_bytes());
+        if name.0.is_null() {
             return Err(INVALID_VALUE);
         }
-        // SAFETY: the caller's buffer has `length` bytes, and these are no more.
+        // SAFETY: the caller's buffer has `length` bytes, and these are fewer.
         unsafe { std::ptr::copy_nonoverlapping(NAME.as_ptr(), name.0, bytes) };
-        Ok(())
+        Out(name.0.wrapping_add(bytes)).set(0)
     };
     fn cuDeviceGetUuid(uuid: Out<[u8; 16]>, ordinal: c_int) Driver |core| {
         device(&core, ordinal).and_then(|_| uuid.set(*b"twinbuf-software"))
@@ -238,8 +240,9 @@ calls! {
     fn cuCtxGetDevice(found: Out<c_int>) Context |core| found.set(core.device().unwrap_or(0) as c_int);
     fn cuCtxSetFlags(_flags: c_uint) Context |_| Ok(());
     fn cuCtxGetStreamPriorityRange(least: Out<c_int>, greatest: Out<c_int>) Context |_| {
-        least.set(0)?;
-        greatest.set(-5)
+        // A pointer is null if the caller does not want that number. So in `cuMemGetAddressRange_v2`.
+        let _ = (least.set(0), greatest.set(-5));
+        Ok(())
     };
     fn cuCtxSynchronize() Context |mut core| {
         core.refuse_captured()?;
@@ -461,8 +464,8 @@ calls! {
     };
     fn cuMemGetAddressRange_v2(base: Out<u64>, bytes: Out<usize>, address: u64) Context |mut core| {
         let found = core.device_allocation(address).filter(|&(.., freed)| !freed).ok_or(INVALID_VALUE)?;
-        base.set(found.0)?;
-        bytes.set(found.1)
+        let _ = (base.set(found.0), bytes.set(found.1));
+        Ok(())
     };
     fn cuMemHostAlloc(address: Out<u64>, bytes: usize, flags: c_uint) Context |mut core| {
         // PORTABLE, DEVICEMAP, WRITECOMBINED.

@@ -260,6 +260,32 @@ fn bad_arguments_have_their_codes() {
     assert_eq!(sim.violations(), [""; 0]);
 }
 
+/// CUDA documents that a null pointer is no error for these results, and that a name is cut where it does not fit.
+#[test]
+#[allow(clippy::multiple_unsafe_ops_per_block, reason = "calls that are safe for one reason")]
+fn a_result_that_is_not_wanted_needs_no_place() {
+    use cudarc::driver::sys;
+    use std::ptr::null_mut;
+    let Some(_sim) = start() else { return };
+    let (_context, stream) = stream();
+    let memory = device(&stream, 24).unwrap();
+    let (inside, mut start, mut bytes) = (address(&memory) + 9, 0, 0);
+    let (mut least, mut greatest, mut name) = (1, 1, [1; 9]);
+    // SAFETY: all pointers are null or valid.
+    let found = unsafe {
+        [
+            sys::cuMemGetAddressRange_v2(&raw mut start, null_mut(), inside),
+            sys::cuMemGetAddressRange_v2(null_mut(), &raw mut bytes, inside),
+            sys::cuCtxGetStreamPriorityRange(&raw mut least, null_mut()),
+            sys::cuCtxGetStreamPriorityRange(null_mut(), &raw mut greatest),
+            sys::cuDeviceGetName(name.as_mut_ptr(), 8, 0),
+        ]
+    };
+    assert_eq!(found, [sys::CUresult::CUDA_SUCCESS; 5]);
+    assert_eq!((start, bytes, least), (address(&memory), 24, 0));
+    assert!(greatest < 0 && !name[..7].contains(&0) && name[7..] == [0, 1]);
+}
+
 #[test]
 #[should_panic(expected = "12345 is not an error code of this driver")]
 fn a_number_that_is_no_error_is_refused() {
