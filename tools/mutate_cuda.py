@@ -146,6 +146,8 @@ MUTANTS = [
     ("batches.rs", "a deadline looks once", "if captured { deadline.min(Instant::now() + Duration::from_millis(1)) } else { deadline }", "deadline"),
     ("batches.rs", "a deadline gives up at the first look", "if !captured || ", "if true || "),
     ("batches.rs", "a task waits for a capture", "if self.held_by_a_capture() || self.hand.is_some() && !self.ring.is_held() {", "if self.hand.is_some() && !self.ring.is_held() {"),
+    ("batches.rs", "by hand a task waits for a lease that is gone", "if self.hand.is_some() && received.is_pending() && !self.ring.is_held() {", "if false {"),
+    ("copy.rs", "a task by hand is not told of the end", "        self.task.take().into_iter().for_each(Waker::wake);\n", ""),
     ("batches.rs", "a cancelled batch has no number", "Ok(Some(_)) | Err(TryRecvError::Cancelled)", "Ok(Some(_))"),
     ("batches.rs", "a receive by hand copies nothing", "            let _ = hand.pump();\n", "            let _ = hand;\n"),
     ("lease.rs", "a stream of another context is accepted", "if *stream.context() != *self.shared.ctx {", "if false {"),
