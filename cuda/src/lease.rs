@@ -42,7 +42,8 @@ const PER_THREAD: usize = 2;
 /// acquire) call after the end of the capture releases the slot. Until then, a receive call that needs this slot
 /// returns [`Error::SlotHeld`] ([`recv_deadline`](crate::DeviceBatches::recv_deadline): at the deadline). If the
 /// [`DeviceBatches`](crate::DeviceBatches) and their leases are dropped before, and with `overlap(false)` the host
-/// slots too, the memory of the slot is leaked.
+/// slots too, the memory of the slot is leaked. Do not begin a capture of such a stream while another thread drops the
+/// lease or makes a call that may release the slot: the capture would swallow the uploader's next copies.
 ///
 /// Every call, and the drop, restores the calling thread's current context.
 ///
