@@ -307,11 +307,11 @@ impl Loader {
             if state.is_closed() {
                 return Err(None);
             }
-            state.rest();
+            // Also for a state that is refused: a loop that goes on must not take this for its end.
+            state.end_iteration(false);
             let Run::Idle(loader) = &mut state.run else { return Err(None) };
             // Check that the state is valid. This iteration has no epoch, so it reads nothing.
             drop(loader.epochs_from(&checkpoint, 0).map_err(Some)?);
-            state.iteration += 1;
             self.shared.front.next_epoch.store(checkpoint.epoch() + 1, Ordering::Relaxed);
             state.own.before = None;
             (state.own.resume, state.own.loaded) = (Some(checkpoint), true);

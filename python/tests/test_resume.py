@@ -295,3 +295,17 @@ def test_a_state_loaded_in_the_middle_ends_the_iteration(numbers: Callable[..., 
     with pytest.raises(tb.LoaderError, match="another has begun, or a state was loaded"):
         next(iterator)
     assert len(list(loader.epochs(1))) == 16
+
+
+@pytest.mark.parametrize("options", [{}, {"overlap": False}, {"map": lambda batch: batch}])
+def test_a_state_that_is_refused_in_the_middle_is_no_end_of_the_epoch(npy: Case, options: Any) -> None:
+    """The loop that went on got no error: it seemed to have had all batches."""
+    loader = build(npy, "full", **options)
+    iterator = loader.epochs(1)
+    next(iterator)
+    state = loader.state_dict()
+    with pytest.raises(tb.CheckpointError, match="shuffle"):
+        loader.load_state_dict(build(npy, "in order").state_dict())
+    with pytest.raises(tb.LoaderError, match="a state was loaded"):
+        next(iterator)
+    assert loader.state_dict() == state
