@@ -43,7 +43,7 @@ pub(crate) struct Progress {
     /// The iteration ends before this epoch.
     end: u64,
     /// The position before the batch that an interrupt has stopped: the loop's next request reads that batch again.
-    again: Option<Checkpoint>,
+    pub(crate) again: Option<Checkpoint>,
     /// Whether a step has begun, for the breakdown.
     stepping: bool,
 }

@@ -313,7 +313,7 @@ impl Loader {
             // Check that the state is valid. This iteration has no epoch, so it reads nothing.
             drop(loader.epochs_from(&checkpoint, 0).map_err(Some)?);
             self.shared.front.next_epoch.store(checkpoint.epoch() + 1, Ordering::Relaxed);
-            state.own.before = None;
+            (state.own.before, state.own.again) = (None, None);
             (state.own.resume, state.own.loaded) = (Some(checkpoint), true);
             Ok(())
         });

@@ -309,3 +309,20 @@ def test_a_state_that_is_refused_in_the_middle_is_no_end_of_the_epoch(npy: Case,
     with pytest.raises(tb.LoaderError, match="a state was loaded"):
         next(iterator)
     assert loader.state_dict() == state
+
+
+def test_the_length_after_an_interrupt_is_that_of_the_loaded_state() -> None:
+    """It was that of the epoch whose read was interrupted."""
+
+    def stop(indices: np.ndarray) -> None:
+        raise SystemExit
+
+    plan = [(2, 3), (5, 6)]
+    other = loader_of(Numbers(24), plan)
+    assert len(other) == 5 and len(list(other.epochs(1))) == 5 and len(list(other.epoch(1))) == 4
+    loader = loader_of(Numbers(24, stop), plan)
+    items = loader.epochs(1)
+    with pytest.raises(SystemExit):
+        next(items)
+    loader.load_state_dict(other.state_dict())
+    assert len(loader) == 4
