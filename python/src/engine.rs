@@ -163,7 +163,9 @@ impl State {
             true => Some(at.next_epoch()),
             false => Some(at).filter(|at| (at.epoch(), at.step()) == (epochs.start, 0)),
         };
-        loaded.or_else(|| self.at().and_then(start))
+        // `before` is the loop's own position where batches are sent ahead of it, or one was put back.
+        let positions = self.own.before.iter().cloned().chain(self.at());
+        loaded.or_else(|| positions.min_by_key(|at| (at.epoch(), at.step())).and_then(start))
     }
 
     /// Returns the number of batches of an iteration over these epochs that begins now.

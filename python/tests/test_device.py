@@ -237,6 +237,24 @@ def test_an_iteration_over_no_epoch_keeps_the_position(numbers: Numbers) -> None
     assert loader.state_dict()["step"] == 1
 
 
+def test_a_later_epoch_begins_behind_what_the_loop_received() -> None:
+    """It began behind what was sent ahead, and so without the steps of another batch size before it."""
+    data, found = sets.Numbers(48), list[Any]()
+    first = sets.loader_of(data, 4)
+    next(first.epochs(1))
+    for device in (None, Late("side")):
+        loader = sets.loader_of(data, [(6, 2), (14, 3), (1, 8)], device=device)
+        loader.load_state_dict(first.state_dict())
+        items = loader.epochs(3)
+        while next(items).step < len(loader) - 1:
+            pass
+        while device and json.loads(loader._position().text())["epoch"] == 0:
+            time.sleep(0.001)
+        later = [batch.indices.tolist() for batch in loader.epochs(range(1, 2))]
+        found.append((later, loader.state_dict()))
+    assert found[0] == found[1]
+
+
 def test_the_length_is_that_of_the_loops_epoch() -> None:
     """It was that of the epoch that batches were sent ahead of."""
     data = sets.Numbers(24)
