@@ -469,7 +469,8 @@ impl<F: Front> Loop<F> {
                     }
                 };
                 let (freed, asked) = detached(py, || front.wait(wait));
-                if let Err(raised) = self.tell(py, freed) {
+                // An error of the item goes first: it comes only once.
+                if let Some(Err(raised)) = asked.is_ok().then(|| self.tell(py, freed)) {
                     if let Ok(Poll::Ready(Some(item))) = asked {
                         self.shared.put_back(py, self.number(), item, true);
                     }

@@ -111,6 +111,24 @@ def test_no_memory_for_a_kept_batch_is_an_error_at_each_call(npy: Case) -> None:
     assert [batch.step for batch in batches] == list(range(2, len(loader)))
 
 
+def test_no_memory_for_a_kept_batch_hides_no_error_of_a_read() -> None:
+    """The read failed while the call waited that raised MemoryError: the next call told the end."""
+
+    def before(indices: np.ndarray) -> None:
+        if 2 in indices:
+            raise LookupError("two")
+
+    batches = loader_of(Numbers(8, before), 1, depth=2, memory_limit=20).epochs(1)
+    kept = [next(batches), next(batches)]
+    with pytest.raises(MemoryError):
+        next(batches)
+    threading.Timer(0.02, kept.clear).start()
+    with pytest.raises(LookupError, match="two"):
+        while True:
+            with contextlib.suppress(MemoryError):
+                next(batches)
+
+
 def test_indexes_that_name_no_record(npy: Case) -> None:
     count = len(npy.data)
     for index in (count, -count - 1, 2**63, -(2**70)):
