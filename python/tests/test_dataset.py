@@ -416,6 +416,25 @@ def test_a_handler_that_asks_for_a_batch_and_fails_costs_no_batch() -> None:
     assert got == list(range(20))
 
 
+def test_a_handler_that_asks_while_a_batch_is_sent_costs_no_batch() -> None:
+    class Signals(Now):
+        def copy(self, out: torch.Tensor, tensor: torch.Tensor) -> None:
+            super().copy(out, tensor)
+            if (number := int(tensor.flatten()[0])) in raises:
+                raises.remove(number)
+                signal.raise_signal(signal.SIGUSR1)
+
+    raises, got = [0, 10, 38], []
+    items = loader_of(Numbers(40), 2, overlap=False, device=Signals()).epochs(1)
+    with handled(signal.SIGUSR1, lambda *_: next(items)):
+        for _ in range(3):
+            with pytest.raises(tb.LoaderError, match="a signal's handler"):
+                for batch in items:
+                    got.append(batch.step)
+        got += [batch.step for batch in items]
+    assert got == list(range(20))
+
+
 @pytest.mark.parametrize("device", [None, Now()])
 def test_a_loop_goes_on_at_once_after_an_interrupt(device: Any) -> None:
     """It does not wait first for a batch that only its own thread makes."""

@@ -271,7 +271,7 @@ def _make(worker: _Worker, kept: list[Any] | None = None) -> Any:
             more = worker.answer(item, state, kept)
             del item, state
     except BaseException as error:
-        here = kept is not None and not isinstance(error, Exception)
+        here = kept is not None and (not isinstance(error, Exception) or isinstance(error, NestedError))
         worker.fail(_cut(error), here)
         if here:
             raise
