@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import pickle
 from collections.abc import Iterator
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import Case, copies
+from sets import Numbers, loader_of
 
 import twinbuf as tb
 
@@ -172,6 +174,23 @@ def test_a_trainer_seeks_as_far_as_epochs_go(npy: Case) -> None:
             assert batch.indices.tolist() == plan.indices(epoch, 1).tolist()
         with pytest.raises(tb.OptionError, match="epoch"):
             batches.__getitems__((2**64 - 1, 0))
+
+
+@pytest.mark.parametrize("raised", [KeyboardInterrupt, LookupError])
+def test_a_trainer_that_goes_on_after_an_error_has_the_steps_it_asks_for(raised: Any) -> None:
+    """It got each batch one step late, and the last one never."""
+    raises = [raised]
+
+    def before(indices: np.ndarray) -> None:
+        if 4 in indices and raises:
+            raise raises.pop()
+
+    loader = loader_of(Numbers(10, before), 2)
+    batches, got = loader.dataset, list[int]()
+    for at in loader.batch_sampler:
+        with contextlib.suppress(raised):
+            got.append(batches.__getitems__(at).step)
+    assert got == [0, 1, 3, 4]
 
 
 def test_a_schedule_is_a_value_and_what_is_none_is_refused(npy: Case) -> None:

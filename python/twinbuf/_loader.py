@@ -437,16 +437,17 @@ class _AsDataset:
 
     def __getitems__(self, at: tuple[int, int]) -> Any:
         epoch, step = at
-        if at != self._next:
+        following, self._next = self._next, None
+        if at != following:
             state = self._loader.state_dict()
             if state["epoch"] != epoch:
                 # For another epoch, the plan alone tells the steps before it.
-                steps = self._loader.plan._steps_before(_epoch(epoch))
-                state |= {"trained": steps, "before": []}
+                state |= {"trained": self._loader.plan._steps_before(_epoch(epoch)), "before": []}
             self._loader.load_state_dict(state | {"epoch": epoch, "step": step})
             self._batches = iter(self._loader.epoch(epoch))
-        self._next = epoch, step + 1
-        return next(self._batches)
+        batch = next(self._batches)
+        self._next = epoch, step + 1  # after an error the next call seeks
+        return batch
 
 
 def _options(data: Any) -> dict[str, Any]:

@@ -80,7 +80,7 @@ class Watched(Around[T]):
         self._name, self._line = text_of("name", name), line
         # That of a loop of this package. An iterable of the program may have a `report` for something else.
         ours = any(kind.__module__.startswith("twinbuf.") for kind in type(iterable).__mro__)
-        self._own: Callable[[], Any] | None = getattr(iterable, "report", None) if ours else None
+        self._own: Callable[[], Report] | None = getattr(iterable, "report", None) if ours else None
         workers = getattr(iterable, "num_workers", 0)
         ahead = isinstance(workers, int) and workers > 0 and not isinstance(iterable, Prefetcher)
         self._recorder = _Recorder(name=name or None, trace=path_or_none("trace", trace), workers=ahead)
@@ -93,8 +93,7 @@ class Watched(Around[T]):
 
     def report(self) -> Report:
         """Return where the time went up to now, in all epochs."""
-        report: Report = self._own() if self._own else self._recorder.report(self._name, self._line)
-        return report
+        return self._own() if self._own else self._recorder.report(self._name, self._line)
 
     def _end(self) -> None:
         """End an epoch, and print the report."""
