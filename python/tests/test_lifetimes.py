@@ -596,6 +596,41 @@ def test_a_cycle_through_an_iterator_is_collected(kind: str) -> None:
     pytest.fail(f"{sum(owner() is not None for owner in gone)} of {len(gone)} are alive")
 
 
+@pytest.mark.parametrize("raised", [KeyboardInterrupt, LookupError])
+@pytest.mark.parametrize("kind", ["read_into", "read_into in turn", "map", "map in turn", "before"])
+def test_an_exception_keeps_nothing_once_it_is_let_go_of(
+    kind: str, raised: type[BaseException], tmp_path: Path
+) -> None:
+    """A frame below it referred to it: what the loop's functions had stayed until a garbage collection."""
+
+    def fail(numbers: Any, _: int = 0) -> Any:
+        if numbers == 4 if kind == "before" else 4 in numbers:
+            raise raised
+        return numbers
+
+    def loop() -> weakref.ref[Any]:
+        model = sets.Numbers()
+        data: Any = sets.Numbers(8, fail)
+        if "map" in kind:
+            np.save(tmp_path / "x.npy", np.arange(8)[:, None])
+            data = tb.Records.open_npy(tmp_path / "x.npy").map(fail, "int64", (1,))
+        items: Any = (
+            tb.generate(int, before=fail)
+            if kind == "before"
+            else sets.loader_of(data, 2, overlap="in turn" not in kind).epochs(1)
+        )
+        with contextlib.suppress(raised):
+            for _ in items:
+                pass
+        return weakref.ref(model)
+
+    gc.disable()
+    try:
+        assert loop()() is None
+    finally:
+        gc.enable()
+
+
 FIRST = """
 import os, twinbuf as tb
 from sets import Numbers

@@ -126,16 +126,12 @@ def called(code: str, function: Callable[..., T], *arguments: Any) -> T:
 
 def fill_one(worker: _Filler) -> bool:
     """Fill a slot. Returns whether there was one to fill."""
-    raised = None
     try:
         while found := worker.try_next():
-            raised = _answer(worker, only=True)
-        if raised is not None:
-            raise raised
+            _answer(worker, only=True)
         return found is not None
     finally:
         worker.calls_no_more()  # where Ctrl-C came before the answer
-        del raised
 
 
 def make_one(worker: _Worker | None, kept: list[Any]) -> bool:
@@ -300,11 +296,11 @@ def fill(worker: _Filler) -> None:
             worker.answer(b"", error, False)
 
 
-def _answer(worker: _Filler, only: bool = False) -> BaseException | None:
+def _answer(worker: _Filler, only: bool = False) -> None:
     """Make the call that the worker waits for. What it refers to is free again before the thread waits.
 
-    Returns what is no `Exception`, such as Ctrl-C, if a thread of the loop calls this, for ``only`` one call.
-    That thread raises it itself: the answer may reach another one.
+    A thread of the loop calls this for ``only`` one slot. What is no `Exception`, such as Ctrl-C, is raised
+    in that thread, once the slot is done with: the answer may reach another one.
     """
     made, raised = b"", None
     try:
@@ -315,9 +311,14 @@ def _answer(worker: _Filler, only: bool = False) -> BaseException | None:
         _clear(raised)
     if not worker.is_returned():
         gc.collect()  # perhaps a cycle that nothing uses
-    here = only and not isinstance(raised, Exception | None)
-    worker.answer(made, raised, here)
-    return raised if here else None
+    here = None if not only or isinstance(raised, Exception) else raised
+    worker.answer(made, raised, here is not None)
+    try:
+        if here is not None:
+            worker.try_next()
+            raise here
+    finally:
+        del raised, here  # the frames of the exception refer to this one: a cycle
 
 
 def made_by(code: Any, numbers: bytearray, *more: Any) -> bytes:

@@ -117,10 +117,10 @@ class _Hooked(Loop[T]):
                 raise
             self._done = self._count
         self._ask(self._count + 1)
-        if (failed := self._failed) is not None and self._asked == self._count + 1:
+        if self._failed is not None and self._asked == self._count + 1:
             self.close()  # Ctrl-C may cut it off: the next call closes again
-            self._failed = None
-            raise failed
+            failed, self._failed = [self._failed], None
+            raise failed.pop()  # no name of this frame, to which its traceback refers
 
     def _received(self, item: T) -> T:
         self._ask(self._count + 2)

@@ -7,7 +7,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
-from itertools import islice, repeat
+from itertools import count, islice, repeat
 from typing import Any, Generic, TypeVar
 
 from ._prefetch import Around, Prefetcher
@@ -84,12 +84,11 @@ class Watched(Around[T]):
         workers = getattr(iterable, "num_workers", 0)
         ahead = isinstance(workers, int) and workers > 0 and not isinstance(iterable, Prefetcher)
         self._recorder = _Recorder(name=name or None, trace=path_or_none("trace", trace), workers=ahead)
-        self._epochs = 0
+        self._epochs = count()
 
     def __iter__(self) -> Iterator[T]:
         """Start an epoch."""
-        self._epochs += 1
-        return _Epoch(self, self._epochs - 1)
+        return _Epoch(self, next(self._epochs))
 
     def report(self) -> Report:
         """Return where the time went up to now, in all epochs."""
