@@ -12,9 +12,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import in_a_fork, in_threads, run_program
+from conftest import in_a_fork, in_threads, run_program, saved
 from interrupts import handled
 from late import Late
+from sets import loader_of
 
 import twinbuf as tb
 
@@ -68,6 +69,18 @@ def test_tensors_and_numbers(tmp_path: Path) -> None:
     with pytest.raises(tb.LoaderError, match="has ended"):
         out.append([4])
     assert np.load(tmp_path / "x.npy").tolist() == [1, 2, 3]
+
+
+def test_records_and_batches_are_appended_as_arrays(tmp_path: Path) -> None:
+    """`Records` have a `shape`: that of one record."""
+    rows = np.arange(12, dtype="float32").reshape(4, 3)
+    for array in (rows, rows[:, 0], rows.reshape(4, 3, 1)):
+        data = saved(tmp_path / "a.npy", array)
+        with tb.Writer(tmp_path / "x.npy", "float32", array.shape[1:]) as out:
+            out.append(data)
+            for batch in loader_of(data, 2):
+                out.append(batch)
+        assert np.array_equal(np.load(tmp_path / "x.npy"), np.concatenate([array, array]))
 
 
 def written_from(device: Late, path: Path, monkeypatch: pytest.MonkeyPatch) -> bool:

@@ -96,15 +96,15 @@ class Writer:
             return self._write(rows)
         self._drain(1)
         place = self._download.place(rows)
-        self._download.send(rows, place, self._bytes(place.numpy(), tuple(rows.shape)))
+        self._download.send(rows, place, self._bytes(place.numpy()))
 
     def _write(self, rows: Any) -> None:
-        self._writer.append(self._bytes(numpy.ascontiguousarray(rows), numpy.shape(rows)))
+        self._writer.append(self._bytes(numpy.asarray(rows, order="C")))
 
-    def _bytes(self, array: Any, shape: tuple[int, ...]) -> Any:
-        if array.dtype != self._dtype or shape == () or array.shape[1:] != self._row:
+    def _bytes(self, array: Any) -> Any:
+        if array.dtype != self._dtype or array.ndim == 0 or array.shape[1:] != self._row:
             wanted = f"{self._dtype} of shape (n, {', '.join(map(str, self._row))})"
-            raise TypeError(f"rows: wanted an array of {wanted}, found {array.dtype} of {shape}")
+            raise TypeError(f"rows: wanted an array of {wanted}, found {array.dtype} of {array.shape}")
         return array.reshape(-1).view(numpy.uint8)
 
     def _drain(self, left: int) -> None:
