@@ -228,8 +228,11 @@ fn shuffle_in_python(shuffle: &str) -> String {
 }
 
 /// Names in messages of the crates, and the names of the same things in Python.
-const NAMES: [(&str, &str); 5] = [
+const NAMES: [(&str, &str); 8] = [
     ("Records::len", "len(records)"),
+    ("RaggedRecords::open_megatron", "Records.open_megatron"),
+    ("Options::header(8)", "numpy.fromfile(path, 'uint8', offset=8)"),
+    ("header(16)", "offset=16"),
     ("PlanBuilder::rank", "rank"),
     ("transform", "map"),
     ("dataset", "data"),
@@ -241,6 +244,7 @@ pub(crate) fn in_python(text: &str) -> String {
     let text = text.replace(": if it is a pattern, expand it with `files()`", "");
     let text = text.replace("or keep the last batch", "or set `drop_last=False`");
     let text = text.replace(" with `LastBatch::Wrap` or in the list", " in `records`");
+    let text = text.replace("with the type U8", "as \"uint8\"");
     // Text between backquotes is code: every second part.
     let code = |(at, part): (usize, &str)| {
         if at % 2 == 0 {

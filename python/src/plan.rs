@@ -66,13 +66,8 @@ impl Options {
         let builder = self.seed.into_iter().fold(builder, |builder, seed| builder.seed(seed));
         let build =
             |tail| builder.clone().last_batch(tail).build().map_err(|error| errors::option(py, error));
-        match self.drop_last {
-            true => build(LastBatch::Drop),
-            false => match build(LastBatch::Keep)? {
-                plan if plan.world() > 1 => build(LastBatch::Wrap),
-                plan => Ok(plan),
-            },
-        }
+        let plan = build(if self.drop_last { LastBatch::Drop } else { LastBatch::Keep })?;
+        if self.drop_last || plan.world() == 1 { Ok(plan) } else { build(LastBatch::Wrap) }
     }
 }
 
@@ -156,13 +151,11 @@ impl Plan {
 
     /// The numbers of the records of one batch, in batch order, as an int64 array.
     fn indices<'py>(&self, py: Python<'py>, epoch: u64, step: u64) -> PyResult<Bound<'py, PyAny>> {
-        match self.inner.batch(epoch, step) {
-            Some(batch) => indices(py, &batch),
-            None => {
-                let steps = self.inner.steps(epoch);
-                Err(PyIndexError::new_err(format!("step: wanted one below {steps}, found {step}")))
-            }
-        }
+        let batch = self.inner.batch(epoch, step).ok_or_else(|| {
+            let steps = self.inner.steps(epoch);
+            PyIndexError::new_err(format!("step: wanted one below {steps}, found {step}"))
+        });
+        indices(py, &batch?)
     }
 
     fn __repr__(&self) -> String {

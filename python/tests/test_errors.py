@@ -591,6 +591,20 @@ def test_messages_have_the_names_of_python(tmp_path: Path) -> None:
         (lambda: tb.Tensors.open(tmp_path / "list.safetensors"), "invalid type: sequence, expected a map"),
     ]
     refused((tb.Error, TypeError), bad)
+    for content, advice in (
+        (
+            b"hello world, this is text\n" * 20,
+            'tokenize it first, or open it as "uint8" if its bytes are tokens or no text',
+        ),
+        (b"MMIDIDX\0\0" + bytes(60), "open its `.bin` with `Records.open_megatron`"),
+        (
+            b"\0\0\x08\x01\0\0\0\x03" + bytes(3),
+            "skip its header: `numpy.fromfile(path, 'uint8', offset=8)` for labels, `offset=16` for pictures",
+        ),
+    ):
+        five.write_bytes(content)
+        with pytest.raises(tb.FileError, match=f": {re.escape(advice)}$"):
+            tb.Records.open_headerless(five, "uint16")
 
 
 def test_what_the_environment_changes_is_logged_and_shown(
