@@ -6,6 +6,7 @@ use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use super::ring::{Ring, Waiting};
+use super::turn::FOREVER;
 use super::{Pipe, Place};
 use crate::error::{Error, Reading};
 use crate::observe::report::Report;
@@ -121,10 +122,8 @@ impl<'f, F: Front> Items<'f, F> {
     /// read. This call may fill slots: without overlap, and with it if the caller helps ([`Loader`](crate::Loader),
     /// [`Builder::helper`](super::Builder::helper)). `timeout` does not limit a fill.
     pub fn next_timeout(&mut self, timeout: Duration) -> Poll<Option<Result<F::Item, Error>>> {
-        match Instant::now().checked_add(timeout) {
-            Some(deadline) => self.advance(Waiting::Until(deadline)),
-            None => self.advance(Waiting::Block),
-        }
+        // No `Instant` is `Duration::MAX` from now.
+        self.advance(Waiting::Until(Instant::now() + timeout.min(FOREVER)))
     }
 
     /// Returns the next item, or [`Poll::Pending`] if it is not filled. After `Pending`, the task of `cx` is woken when
