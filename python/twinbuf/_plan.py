@@ -189,9 +189,8 @@ def _record_bytes(data: Any) -> int:
     if isinstance(data, _Records):
         return data.nbytes // max(len(data), 1)
     try:
-        dtype, shape = values.record_of(
-            values.attribute_of(data, "dtype"), values.attribute_of(data, "shape")
-        )
+        record = [values.attribute_of(data, name) for name in ("dtype", "shape")]
+        dtype, shape = values.record_of(*record)
     except Exception:
         wanted = "wanted Window(chunks, records), found Window(chunks)"
         raise OptionError(f"shuffle: the size of a record is unknown: {wanted}") from None

@@ -267,7 +267,7 @@ def _again(how: dict[str, Any], wanted: int | None = None, base: Records | None 
 
 
 def _floats(name: str, found: Any, default: float) -> npt.NDArray[numpy.float64]:
-    array = numpy.asarray(default if found is None else found)
+    array = values.array_of(default if found is None else found)
     if array.ndim > 1 or array.dtype.kind not in "biuf":
         raise TypeError(f"{name}: wanted a number, or one for each channel, found {found!r}")
     array = array.astype("float64").reshape(-1)

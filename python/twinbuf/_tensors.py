@@ -58,10 +58,9 @@ class Tensors(_Tensors):
         the name in the format.
         """
         try:
-            text = values.text_of("name", name, "the name of a tensor")
+            return TensorInfo(*self._info(values.text_of("name", name, "the name of a tensor")))
         except (TypeError, OptionError) as error:
             raise KeyError(str(error)) from None
-        return TensorInfo(*self._info(text))
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Open the files again, for ``pickle``."""

@@ -90,6 +90,13 @@ def text_of(name: str, found: str, wanted: str = "a string", encode: Any = str.e
     return found
 
 
+def array_of(found: Any) -> numpy.ndarray[Any, Any]:
+    """Return an array. Lists that make none, as they differ in length, become an object: no number."""
+    with suppress(ValueError):
+        return numpy.asarray(found)
+    return numpy.asarray(None)
+
+
 def numbers_of(name: str, found: Any, least: int, count: int, outside: Callable[[int], Exception]) -> Any:
     """Return whole numbers, for the Rust part: an array, or the first one, the step and the number of them.
 
@@ -99,7 +106,7 @@ def numbers_of(name: str, found: Any, least: int, count: int, outside: Callable[
     if isinstance(found, range):
         ends = [found[0], found[-1]] if found else []
     else:
-        found = numpy.asarray(found)
+        found = array_of(found)
         # numpy makes objects of numbers beyond 64 bits.
         are_whole = found.dtype.kind in "iu" or all(isinstance(number, int) for number in found.flat)
         if found.ndim != 1 or not are_whole:
@@ -142,10 +149,9 @@ def dtype_of(dtype: Any) -> str:
 def record_of(dtype: Any, shape: Any, name: str = "shape") -> tuple[str, tuple[int, ...]]:
     """Return the type of records of one size. ``name`` is that of the argument ``shape``."""
     kind = dtype_of(dtype)
-    try:
-        axes = (-1,) if isinstance(shape, (bytes, bytearray)) else tuple(map(index, shape))
-    except TypeError:
-        axes = (-1,)
+    axes: tuple[int, ...] = (-1,)
+    with suppress(TypeError):
+        axes = axes if isinstance(shape, (bytes, bytearray)) else tuple(map(index, shape))
     if min(axes, default=0) < 0:
         wanted = "the axes of a record as a tuple of numbers from 1 on"
         raise TypeError(f"{name}: wanted {wanted}, found {shape!r}")
@@ -165,14 +171,13 @@ def paths_of(name: str, paths: Any) -> list[str]:
 
 def absolute(paths: list[str]) -> list[str]:
     """Return paths that do not depend on the working directory, which may be gone."""
-    try:
+    with suppress(FileNotFoundError):
         folder = os.getcwd()
-    except FileNotFoundError:
-        for path in paths:
-            if not os.path.isabs(path):
-                raise FileError(f"{path!r}: the working directory is gone: wanted an absolute path") from None
-        return paths
-    return [os.path.join(folder, path) for path in paths]
+        return [os.path.join(folder, path) for path in paths]
+    for path in paths:
+        if not os.path.isabs(path):
+            raise FileError(f"{path!r}: the working directory is gone: wanted an absolute path")
+    return paths
 
 
 def sets_of(data: Any) -> tuple[list[Any] | None, list[Any]]:
