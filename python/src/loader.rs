@@ -312,7 +312,7 @@ impl Loader {
             let Run::Idle(loader) = &mut state.run else { return Err(None) };
             // Check that the state is valid. This iteration has no epoch, so it reads nothing.
             drop(loader.epochs_from(&checkpoint, 0).map_err(Some)?);
-            self.shared.front.next_epoch.store(checkpoint.epoch() + 1, Ordering::Relaxed);
+            self.shared.front.next_epoch.store(checkpoint.epoch().saturating_add(1), Ordering::Relaxed);
             (state.own.before, state.own.again) = (None, None);
             (state.own.resume, state.own.loaded) = (Some(checkpoint), true);
             Ok(())

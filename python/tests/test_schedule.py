@@ -174,6 +174,9 @@ def test_a_trainer_seeks_as_far_as_epochs_go(npy: Case) -> None:
             assert batch.indices.tolist() == plan.indices(epoch, 1).tolist()
         with pytest.raises(tb.OptionError, match="epoch"):
             batches.__getitems__((2**64 - 1, 0))
+        size = loader.batch_size
+        loader.load_state_dict(loader.state_dict() | {"epoch": 2**64 - 1, "step": 0})
+        assert loader.batch_size == size, "not that of epoch 0"
 
 
 @pytest.mark.parametrize("raised", [KeyboardInterrupt, LookupError])
