@@ -108,7 +108,7 @@ impl<D: Units> Ahead<D> {
         if quiet && window.quiet >= IN_MEMORY {
             // Hints are useless: all data is read through the page cache, and the last hints caused no disk read. Only
             // count the units, and request nothing.
-            while window.told < window.used && window.pull(window.used, data).is_some() {}
+            while window.told < window.used && window.pull(window.used, data, None).is_some() {}
             return;
         }
         let most = if before && fresh { 0 } else { self.prefetch };
@@ -122,9 +122,7 @@ impl<D: Units> Ahead<D> {
             if !window.pending.is_empty() || window.told >= until {
                 break;
             }
-            // Units that are read directly into the slot are not cut: a part could be short enough for the stream.
-            let cut = if source.straight.is_some_and(|least| bytes >= least) { u64::MAX } else { until };
-            let Some(unit) = window.pull(cut, data) else { break };
+            let Some(unit) = window.pull(until, data, source.straight) else { break };
             self.ask(window, (data, source), unit, stats);
         }
         if !window.points.is_empty() {
@@ -230,10 +228,12 @@ impl<U> Window<U> {
         }
     }
 
-    /// Takes the next unit, or about as much of it as ends at position `until`.
-    fn pull<D: Units<Unit = U>>(&mut self, until: u64, data: &D) -> Option<U> {
+    /// Takes the next unit, or about as much of it as ends at position `until`. A unit of at least `straight` bytes, which
+    /// may be read directly into the slot, is not cut: a part could be short enough for the stream.
+    fn pull<D: Units<Unit = U>>(&mut self, until: u64, data: &D, straight: Option<u64>) -> Option<U> {
         let unit = self.rest.take().or_else(|| self.units.next())?;
-        let (part, rest) = data.split(unit, until.saturating_sub(self.told));
+        let whole = straight.is_some_and(|least| data.size(&unit).is_ok_and(|bytes| bytes >= least));
+        let (part, rest) = data.split(unit, if whole { u64::MAX } else { until.saturating_sub(self.told) });
         self.told = self.told.saturating_add(counted(data.size(&part).unwrap_or(0)));
         self.rest = rest;
         Some(part)
