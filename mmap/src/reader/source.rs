@@ -114,8 +114,8 @@ impl Source {
                 cached.push(next);
                 continue;
             }
-            let straight = self.straight.is_some_and(|least| next.len() >= least);
-            if next.len() > most / 2 && !straight {
+            let streamed_by = |stream: &Stream| self.is_streamed(stream, shards, &next);
+            if next.len() > most / 2 && self.stream.as_ref().is_some_and(streamed_by) {
                 // This extent is longer than half of what the stream reads at a time: cut it. Its rest is the next
                 // extent.
                 let end = std::mem::replace(&mut next.bytes.end, next.bytes.start + most / 2);

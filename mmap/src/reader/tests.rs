@@ -235,6 +235,21 @@ fn long_runs_are_read_once() {
     assert!(found.iter().flatten().all(|&more| more == 0), "{found:?}");
 }
 
+/// A file that no request reads, because each use opens it: a call for each run, also with windows.
+#[test]
+fn long_runs_of_reopened_files_are_read_with_one_call() {
+    let folder = folder();
+    let records = open(&sparse(&folder, &[48 << 20]), 6 << 20);
+    for shuffle in [Shuffle::Full, window(2, 2)] {
+        let plan = shuffled(&records, 1, shuffle);
+        let Some(mut reader) = direct(&records, &plan) else { return };
+        reader.source.stream.iter_mut().flat_map(|stream| &mut stream.files).for_each(|of| of.file = None);
+        let begun = Records::read_calls();
+        check_without_preads(&reader, plan, 0);
+        assert_eq!(Records::read_calls() - begun, 8, "{shuffle:?}");
+    }
+}
+
 /// Chunks that share a block: each is a request of its own, and a request waits for no record of another chunk.
 #[test]
 fn a_chunk_waits_for_no_other_chunk() {
