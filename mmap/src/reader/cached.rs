@@ -16,7 +16,7 @@ use crate::{Error, ReadStats};
 
 /// The longest extent that is copied from the mapping into small pages of a slot, in bytes: if the cache is cold, and
 /// if it is warm. The kernel pins small pages one by one, and a huge page at once (`cargo bench --bench read`).
-const GATHERED: [u64; 2] = [4 << 10, 16 << 10];
+pub(super) const GATHERED: [u64; 2] = [4 << 10, 16 << 10];
 
 /// The cache counts as warm after this many bytes were found in it without a gap. This is more than the kernel reads
 /// ahead for `pread`. If the cache is cold, a copy from the mapping may read single pages from the disk, while `pread`

@@ -984,6 +984,23 @@ fn gaps_and_the_fronts_of_files_are_asked_for_in_order_too() {
     }
 }
 
+/// The system's read-ahead goes on where a gap leaves no page out and each record is a read of its own.
+#[test]
+#[cfg(target_os = "linux")]
+fn gaps_of_less_than_a_page_are_left_to_the_system() {
+    let folder = folder();
+    let paths = files(&folder, &[23 * 4096]);
+    for (rows, most) in [(8192, 1), (4096, 30)] {
+        let windows = Cut::Windows { rows, stride: rows + 4 };
+        let records = Records::open_headerless(&paths, DType::U8, windows).unwrap().ranges();
+        let plan = shuffled(&records, 1, Shuffle::None);
+        let mut reader = Reader::new(records, &plan, ReadMode::Pread).unwrap();
+        reader.ahead.stretches = false;
+        check_without_preads(&reader, plan, 0);
+        assert!((most.min(11)..=most).contains(&reader.stats().hints), "{rows}: {:?}", reader.stats());
+    }
+}
+
 #[test]
 fn what_goes_on_where_the_last_ended_is_left_to_the_system() {
     let (_folder, records) = records(&[23 * 4096], 4096);
