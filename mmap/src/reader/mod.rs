@@ -339,8 +339,9 @@ impl<D: Units> Reader<D> {
     }
 
     /// Returns the most bytes that two parts of the reader take: the buffers for direct I/O that the reader copies
-    /// from, and the list of what was prefetched of small records. The list has 1 MiB for each TiB that is read through
-    /// the page cache, at most 4 MiB. Its size is rounded down to pages of 4 KiB.
+    /// from, and the list of what was prefetched of small records. The list has a bit for each 128 KiB of a file that are
+    /// read through the page cache, and for what is left of each file: 1 MiB for each TiB of long files, at most 4 MiB.
+    /// Its size is rounded down to pages of 4 KiB.
     #[must_use]
     pub fn memory(&self) -> u64 {
         let around = Around::memory(self.ahead.covered(self.data.shards(), &self.source));

@@ -219,8 +219,8 @@ impl Stream {
     }
 
     /// Starts to read `extents` in their order, as many as there is room for, and removes these from the list. Each
-    /// extent has the position after which it is not needed any more. Units that end before position `used` were read, or
-    /// other threads are reading them.
+    /// extent has the position after which it is not needed any more. What ends before position `used` was read, or is
+    /// being read: the read itself requests what is missing.
     pub(super) fn ask(&self, extents: &mut VecDeque<(Extent, u64)>, used: u64) {
         let Some(mut state) = self.state() else { return extents.clear() };
         state.settle_ended();
