@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
+import sys
 import threading
 import time
+import types
 from typing import Any
 
 import pytest
@@ -184,6 +187,34 @@ def test_an_interrupted_close_keeps_the_error_of_before() -> None:
         next(rounds)
     with pytest.raises(ValueError, match="mine"):
         next(rounds)
+
+
+def test_an_interrupt_after_any_call_keeps_the_error_of_before() -> None:
+    """After one of them the rounds came to their end instead."""
+
+    def before(number: int) -> None:
+        if number == 1:
+            raise ValueError("mine")
+
+    def interrupt(frame: types.FrameType, event: str, _: object) -> None:
+        # After a call the interpreter handles signals.
+        if event == "c_return" and frame.f_code.co_filename.endswith("_generate.py") and not left.pop():
+            raise KeyboardInterrupt
+
+    for calls in itertools.count():
+        rounds, left = tb.generate(int, before=before), [False, *[True] * calls]
+        assert next(rounds) == 0
+        sys.setprofile(interrupt)
+        try:
+            with pytest.raises((KeyboardInterrupt, ValueError)) as raised:
+                next(rounds)
+        finally:
+            sys.setprofile(None)
+        if raised.type is ValueError:
+            break
+        with pytest.raises(ValueError, match="mine"):
+            next(rounds)
+    assert calls > 0
 
 
 @pytest.mark.parametrize("hooks", [("before",), ("after",), ("before", "after")])

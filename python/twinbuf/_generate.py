@@ -119,8 +119,11 @@ class _Hooked(Loop[T]):
         self._ask(self._count + 1)
         if self._failed is not None and self._asked == self._count + 1:
             self.close()  # Ctrl-C may cut it off: the next call closes again
-            failed, self._failed = [self._failed], None
-            raise failed.pop()  # no name of this frame, to which its traceback refers
+            # No name of this frame, to which its traceback refers, and no call: Ctrl-C would lose it.
+            try:
+                raise self._failed
+            finally:
+                self._failed = None
 
     def _received(self, item: T) -> T:
         self._ask(self._count + 2)

@@ -378,11 +378,9 @@ class Loader(_Loader, Generic[Made]):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
     ) -> None:
-        try:
+        # What the block raised is reported, and not an error of `close` after that.
+        with contextlib.suppress(*() if kind is None else (Exception,)):
             self.close()
-        except Exception:
-            if kind is None:  # otherwise report what the block raised
-                raise
 
     def __repr__(self) -> str:
         _, depth, workers, overlap, _ = self._settings
