@@ -309,12 +309,12 @@ impl Loader {
             }
             // Also for a state that is refused: a loop that goes on must not take this for its end.
             state.end_iteration(false);
+            state.own.again = None;
             let Run::Idle(loader) = &mut state.run else { return Err(None) };
             // Check that the state is valid. This iteration has no epoch, so it reads nothing.
             drop(loader.epochs_from(&checkpoint, 0).map_err(Some)?);
             self.shared.front.next_epoch.store(checkpoint.epoch().saturating_add(1), Ordering::Relaxed);
-            (state.own.before, state.own.again) = (None, None);
-            (state.own.resume, state.own.loaded) = (Some(checkpoint), true);
+            (state.own.before, state.own.resume, state.own.loaded) = (None, Some(checkpoint), true);
             Ok(())
         });
         loaded.map_err(|refused| refused_by(py, refused))
@@ -361,8 +361,9 @@ impl Loader {
             detached(py, || std::thread::sleep(Duration::from_micros(100)));
         }
         let run = shared.state.with(py, |state| {
-            // For `state_dict` of the closed loader.
+            // For `state_dict` and `len` of the closed loader.
             state.own.before = state.own.before.take().or_else(|| state.at());
+            state.own.again = None;
             state.take()
         });
         let waits = if raised.is_ok() { limit } else { Duration::ZERO };

@@ -326,3 +326,23 @@ def test_the_length_after_an_interrupt_is_that_of_the_loaded_state() -> None:
         next(items)
     loader.load_state_dict(other.state_dict())
     assert len(loader) == 4
+
+
+@pytest.mark.parametrize("is_closed", [False, True])
+def test_the_length_behind_an_interrupted_loop_is_that_of_the_next_epoch(is_closed: bool) -> None:
+    """It was that of the epoch whose read was interrupted, after a refused state and after `close`."""
+
+    def stop(indices: np.ndarray) -> None:
+        raise SystemExit
+
+    loader = loader_of(Numbers(24, stop), [(2, 3), (5, 6)])
+    items = loader.epoch(0)
+    with pytest.raises(SystemExit):
+        next(items)
+    assert len(loader) == 5
+    if is_closed:
+        loader.close()
+    else:
+        with pytest.raises(tb.CheckpointError, match="range of records"):
+            loader.load_state_dict(loader_of(Numbers(25), 4).state_dict())
+    assert len(loader) == 4
