@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import Rewinding, in_a_fork, in_threads, run_program, saved, spans, wait_for_threads
+from sets import Numbers, loader_of
 
 import twinbuf as tb
 import twinbuf._prefetch
@@ -592,8 +593,24 @@ def test_a_state_is_loaded_while_the_thread_runs() -> None:
     items = iter(batches)
     assert [next(items), next(items)] == [0, 1]
     batches.load_state_dict({"next": 7})
-    assert list(items) == []
+    with pytest.raises(tb.LoaderError, match="a state was loaded"):
+        next(items)
     assert list(batches) == [7, 8, 9]
+
+
+def test_a_state_that_is_refused_in_the_middle_is_no_end_of_the_items() -> None:
+    """The loop that went on got no error, as around a `Loader`: it seemed to have had all items."""
+    batches = tb.prefetch(loader_of(Numbers(40), 4))
+    items = iter(batches)
+    assert next(items).step == 0
+    state = batches.state_dict()
+    with pytest.raises(tb.CheckpointError, match="range of records"):
+        batches.load_state_dict(loader_of(Numbers(41), 4).state_dict())
+    with pytest.raises(tb.LoaderError, match="a state was loaded"):
+        next(items)
+    assert batches.state_dict() == state
+    batches.load_state_dict(state)
+    assert [batch.step for batch in batches] == list(range(1, 10))
 
 
 def test_the_device_of_the_thread_is_the_callers(monkeypatch: pytest.MonkeyPatch) -> None:

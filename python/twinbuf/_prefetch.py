@@ -302,6 +302,7 @@ class _Stateful(Prefetcher[T]):
     def load_state_dict(self, state: Any) -> None:
         """Set the state of the iterable; it takes effect at the next ``iter()``."""
         load = self._iterable.load_state_dict  # type: ignore[attr-defined]
+        self._replace()  # a loop that goes on must not take this for its end
         self.close(timeout=None)
         load(state)
         self._place, self._only = [], None
