@@ -222,6 +222,9 @@ fn a_panic_in_on_copied_ends_both_sides() {
 fn a_task_by_hand_is_told_that_the_copies_have_ended() {
     for panics in [true, false] {
         let (sim, ctx) = start(1, false);
+        if !panics && sim.is_real() {
+            return; // it cannot be told to fail
+        }
         let build = Uploader::new(&ctx, BYTES).host_depth(3).device_depth(1).overlap(false);
         let build = build.on_copied(move |_| assert!(!panics, "on purpose"));
         let (mut slots, mut batches) = build.build::<u64>().unwrap();
@@ -232,9 +235,6 @@ fn a_task_by_hand_is_told_that_the_copies_have_ended() {
         let waker = waker(move || wakes.send(()).unwrap());
         assert!(slots.poll_acquire(&mut Context::from_waker(&waker)).is_pending());
         if !panics {
-            if sim.is_real() {
-                return;
-            }
             sim.inject(Failure::api("cuEventQuery", 1, LAUNCH_FAILED));
         }
         // Its batch waits for the first one's copy.
