@@ -79,11 +79,11 @@ impl Trace {
             // Nothing is read or written under this lock, which stays locked in a child that another thread forks meanwhile.
             let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
             open.retain(|(_, _, sink)| sink.strong_count() > 0);
-            let mut all = open.iter().filter_map(|(of, file, sink)| Some((of, file, sink.upgrade()?)));
+            let mut same = open.iter().filter(|open| open.0 == identity);
             // After a fork, the parent process still writes to the file that it has open. This process starts a file of its
             // own.
-            let same = all.find(|(of, _, sink)| **of == identity && !sink.is_foreign());
-            match same.map(|(_, file, _)| file.upgrade()) {
+            let own = same.find(|(.., sink)| sink.upgrade().is_some_and(|sink| !sink.is_foreign()));
+            match own.map(|(_, file, _)| file.upgrade()) {
                 Some(Some(file)) => break (file, false),
                 // Another thread drops it now, and writes its end.
                 Some(None) => drop(open),
@@ -95,6 +95,10 @@ impl Trace {
             }
             std::thread::sleep(Duration::from_millis(1));
         };
+        if is_new {
+            file.write("");
+            check(&file.sink)?;
+        }
         // Relaxed: the counter gives each loader another number, and orders nothing else.
         let index = file.loaders.fetch_add(1, Ordering::Relaxed) as u64;
         let name = match loader {
@@ -111,9 +115,6 @@ impl Trace {
         let named = about("process_name", pid, tid, &format!(r#""name":"{name} rank {rank} of {world}""#));
         let sorted = about("process_sort_index", pid, tid, &format!(r#""sort_index":{pid}"#));
         file.write(&format!(",\n{named},\n{sorted}"));
-        if is_new {
-            check(&file.sink)?;
-        }
         Ok(Arc::new(LoaderTrace { file, epochs: self.epochs, index, pid }))
     }
 }
@@ -123,7 +124,7 @@ fn about(name: &str, pid: u64, tid: u64, args: &str) -> String {
     format!(r#"{{"name":"{name}","ph":"M","pid":{pid},"tid":{tid},"args":{{{args}}}}}"#)
 }
 
-/// The identity of a file, what its loaders share, and what is there until its end is written.
+/// The identity of a file; what its loaders share; and the sink, which exists until the end of the file is written.
 type Open = (String, Weak<TraceFile>, Weak<ForkGuard<Mutex<Sink>>>);
 
 /// The files that this process writes.
