@@ -25,8 +25,10 @@ pub(crate) struct Recorder {
     away: VecDeque<Interval>,
     /// The first step: from the first request to the end of the first use, or to the receipt while the use goes on.
     first: Option<Interval>,
-    /// The time before this iteration and in the first step in which settings to try may load more batches, and how many.
-    room: (Duration, usize),
+    /// The time before this iteration and in the first step in which the settings to try could load batches.
+    room: Duration,
+    /// How many batches fit there.
+    fit: usize,
     in_use: Option<Seen>,
     /// When the caller last was done with preparing a batch.
     prepared: Instant,
@@ -54,9 +56,10 @@ struct Asked {
 impl Recorder {
     pub(crate) fn new(track: Track, breakdown: Breakdown, mut report: Report) -> Self {
         report.by_breakdown = !report.settings.overlap && breakdown.is_on();
-        let (now, used, room) = (Instant::now(), VecDeque::new(), (Duration::ZERO, 0));
-        let (epoch, asked, since, away, first, in_use) = (None, None, None, [(now, now)].into(), None, None);
-        Self { report, breakdown, track, epoch, asked, since, away, first, room, in_use, prepared: now, used }
+        let (prepared, used, room, fit) = (Instant::now(), VecDeque::new(), Duration::ZERO, 0);
+        let (epoch, asked, since, first, in_use) = (None, None, None, None, None);
+        let away = [(prepared, prepared)].into();
+        Self { report, breakdown, track, epoch, asked, since, away, first, room, fit, in_use, prepared, used }
     }
 
     /// Passes an event of the caller to the report and the trace.
@@ -181,17 +184,17 @@ impl Recorder {
             parts.starts += 1;
             parts.start_waits += waited;
             parts.start_loads += if own { Duration::ZERO } else { load.took().min(waited) };
-            // Loads may begin with the call, or earlier if they go on from the iteration before. One slot more is free if
-            // the loop drops its first batch early.
+            // Loading may start with the call, or earlier if it continues from the iteration before. If the loop drops its
+            // first batch early, one more slot is free.
             let called = self.epoch.as_ref().map_or(asked, |epoch| epoch.started).min(load.start);
-            self.room = (away(called, asked), most + 1);
+            (self.room, self.fit) = (away(called, asked), most + 1);
         }
         if late.is_zero() {
             // A device has slots too.
-            self.room.1 = self.room.1.saturating_sub(1).max(most + 1 - self.report.settings.depth);
-        } else if let (room, 1..) = self.room {
-            parts.early += late.min(room);
-            self.room = (room.saturating_sub(late), self.room.1 - 1);
+            self.fit = self.fit.saturating_sub(1).max(most + 1 - self.report.settings.depth);
+        } else if self.fit > 0 {
+            parts.early += late.min(self.room);
+            (self.room, self.fit) = (self.room.saturating_sub(late), self.fit - 1);
         }
         if self.report.batches == 1 {
             step.start_loads = parts.start_loads;
@@ -266,7 +269,7 @@ impl Recorder {
         }
         if self.report.batches == 1 && self.used.is_empty() {
             self.report.first = self.report.train.less(self.report.first_step.before);
-            self.room.0 += self.report.first.busy + self.report.first.waiting;
+            self.room += self.report.first.busy + self.report.first.waiting;
             self.first.iter_mut().for_each(|first| first.1 = now);
         }
         if let (Some((_, ended)), Some((start, end))) = (self.first, copy) {

@@ -201,8 +201,8 @@ pub(super) struct Parts {
     pub(super) helped: Duration,
     /// The time of loads while the caller was not in the loop: before it asked for a first batch, or in a pause.
     pub(super) outside: Duration,
-    /// The time of loads in the loop that may go on before it, or in its first step, with settings to try, which have more
-    /// slots.
+    /// The time of loads in the loop that the settings to try could move, into more slots, before the loop or into its first
+    /// step.
     pub(super) early: Duration,
     /// The time in which a loading thread waited for a slot to be freed, while the caller was in the loop.
     pub(super) full: Duration,
