@@ -173,8 +173,8 @@ impl<D: Units> Ahead<D> {
         let front = extent.bytes.start..extent.bytes.end.min(until);
         let len = front.end.saturating_sub(front.start);
         // Sequential extents get no hints: the kernel's own read-ahead makes larger requests, into larger pages of the
-        // cache. To keep the read-ahead going, points ahead of the read are touched. It does not go on in the next file,
-        // so the front of each file is hinted.
+        // cache. To keep the read-ahead going, points ahead of the read are touched. Read-ahead ends with the file, so
+        // the front of each file is hinted.
         if how == Use::InOrder && (len > FOLLOWED || front.start > shard.bytes.start) {
             if len <= FOLLOWED && source.copied.is_counted() {
                 let room = PIECES.saturating_sub(window.points.len());
@@ -184,7 +184,7 @@ impl<D: Units> Ahead<D> {
             if window.around.asked.is_empty() {
                 window.around = Around::new(self.covered(shards, source));
             }
-            // Each file begins with a stretch of its own.
+            // No stretch is of two files.
             let first = shard.before / cached::STRETCH + file as u64;
             if len < cached::STRETCH && window.around.has(first + front.end.div_ceil(cached::STRETCH)) {
                 let limit = shard.bytes.start..shard.bytes.end.min(until);

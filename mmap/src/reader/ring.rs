@@ -7,7 +7,7 @@ pub(super) const SECTOR: u64 = 512;
 /// Pieces of at least this many bytes start at a page. Otherwise they would cover one page more, and the disk would get
 /// one memory segment more.
 const LONG: u64 = 64 << 10;
-const PAGE: u64 = 4096;
+pub(super) const PAGE: u64 = 4096;
 /// The largest block size of a disk. The ring's memory starts at a multiple of it.
 const BLOCK: u64 = super::direct::LARGEST as u64;
 

@@ -984,7 +984,7 @@ fn gaps_and_the_fronts_of_files_are_asked_for_in_order_too() {
     }
 }
 
-/// The system's read-ahead goes on where a gap leaves no page out and each record is a read of its own.
+/// The system's read-ahead continues over gaps that skip no page, if each record is a read of its own.
 #[test]
 #[cfg(target_os = "linux")]
 fn gaps_of_less_than_a_page_are_left_to_the_system() {

@@ -58,7 +58,7 @@ pub trait Sealed: Debug + Send + Sync {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Use {
     /// With its unit. A batch starts where the last one ended in the file, and is one run, at most with gaps that
-    /// leave no page out.
+    /// skip no page.
     InOrder,
     /// With its unit, any other batch.
     Next,
@@ -110,11 +110,11 @@ impl Sealed for Arc<Ranges> {
                 .try_for_each(|extent| extent.map(|extent| ask(extent, how)))?;
             return Ok(true);
         }
-        // A batch is in order if its first run is all of it, and starts where the batch before ended. The kernel also reads
-        // on over gaps that leave no page out, if each record is a read of its own.
+        // A batch is in order if its first run is all of it, and starts where the batch before ended. The kernel's
+        // read-ahead also continues over gaps that skip no page, if each record is a read of its own.
         let end = |batch: &BatchIndices| batch.part(batch.len() - 1..batch.len())?.runs().next();
         let goes_on = |start| last.is_none_or(|(last, _)| end(last).is_some_and(|last| last.end == start));
-        let gap = if self.kind.bytes as u64 > super::cached::GATHERED[0] { 4095 } else { 0 };
+        let gap = if self.kind.bytes as u64 > super::cached::GATHERED[0] { super::ring::PAGE - 1 } else { 0 };
         let first = batch.runs().next().filter(|_| self.kind.stride <= self.kind.bytes as u64 + gap);
         let in_order = first.is_some_and(|run| run.end - run.start == batch.len() && goes_on(run.start));
         let how = if in_order { Use::InOrder } else { Use::Next };
