@@ -43,7 +43,7 @@ pub(crate) struct Progress {
     /// The iteration ends before this epoch.
     end: u64,
     /// The position before the batch that an interrupt has stopped: the loop's next request reads that batch again.
-    pub(crate) again: Option<Checkpoint>,
+    again: Option<Checkpoint>,
     /// Whether a step has begun, for the breakdown.
     stepping: bool,
 }
@@ -190,12 +190,17 @@ impl State {
         )
     }
 
+    /// Ends the iteration, and forgets the batch that an interrupt kept from it.
+    pub(crate) fn leave(&mut self, closes: bool) {
+        self.end_iteration(closes);
+        self.own.again = None;
+    }
+
     /// Begins an iteration over these epochs, or over what a loaded state leaves of them. If it is over a single epoch and
     /// the state belongs to another one, it covers the whole epoch.
     pub(crate) fn begin(&mut self, epochs: Range<u64>, single: bool) -> Result<(), Error> {
         let origin = self.origin(&epochs, single);
-        self.end_iteration(false);
-        self.own.again = None;
+        self.leave(false);
         self.own.resume.take_if(|resume| !goes_on(resume, &epochs, single));
         let start = origin.as_ref().map_or(epochs.start, Checkpoint::epoch);
         if start >= epochs.end {

@@ -225,7 +225,7 @@ impl Loader {
     /// ahead of the loop: ``at`` is the position of the loop, which ``state_dict`` then returns.
     fn _end_iteration(&self, py: Python<'_>, closes: bool, at: Option<&Position>) {
         self.shared.state.with(py, |state| {
-            state.end_iteration(closes);
+            state.leave(closes);
             state.own.before = at.map(|at| at.0.clone()).or(state.own.before.take());
         });
     }
@@ -308,8 +308,7 @@ impl Loader {
                 return Err(None);
             }
             // Also for a state that is refused: a loop that goes on must not take this for its end.
-            state.end_iteration(false);
-            state.own.again = None;
+            state.leave(false);
             let Run::Idle(loader) = &mut state.run else { return Err(None) };
             // Check that the state is valid. This iteration has no epoch, so it reads nothing.
             drop(loader.epochs_from(&checkpoint, 0).map_err(Some)?);
@@ -350,7 +349,7 @@ impl Loader {
         self.shared.check(py)?;
         let (shared, since) = (&self.shared, Instant::now());
         let since = since.checked_sub(Duration::from_secs_f64(waited)).unwrap_or(since);
-        shared.state.detached(py, |state| state.end_iteration(true));
+        shared.state.detached(py, |state| state.leave(true));
         // No other read begins. Wait for those in progress.
         let (mut raised, mut reading) = (Ok(()), None);
         while let Some(found) = shared.state.with(py, |state| state.run.reading()) {
@@ -361,9 +360,8 @@ impl Loader {
             detached(py, || std::thread::sleep(Duration::from_micros(100)));
         }
         let run = shared.state.with(py, |state| {
-            // For `state_dict` and `len` of the closed loader.
+            // For `state_dict` of the closed loader.
             state.own.before = state.own.before.take().or_else(|| state.at());
-            state.own.again = None;
             state.take()
         });
         let waits = if raised.is_ok() { limit } else { Duration::ZERO };
