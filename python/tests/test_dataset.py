@@ -400,33 +400,23 @@ def test_a_handler_that_asks_for_a_batch_at_any_time_takes_nothing_away() -> Non
     assert any(issubclass(kind, tb.LoaderError) for kind in asked)
 
 
-def test_a_handler_that_asks_for_a_batch_and_fails_costs_no_batch() -> None:
-    def before(indices: np.ndarray) -> None:
-        if indices[0] in raises:
-            raises.remove(indices[0])
+@pytest.mark.parametrize("sends", [False, True])
+def test_a_handler_that_asks_for_a_batch_and_fails_costs_no_batch(sends: bool) -> None:
+    """While a batch is read, and while one is sent to a device."""
+
+    def signals(number: int) -> None:
+        if number in raises:
+            raises.remove(number)
             signal.raise_signal(signal.SIGUSR1)
 
-    raises, got = [0, 10, 38], []
-    items = loader_of(Numbers(40, before), 2, overlap=False).epochs(1)
-    with handled(signal.SIGUSR1, lambda *_: next(items)):
-        for _ in range(3):
-            with pytest.raises(tb.LoaderError, match="a signal's handler"):
-                for batch in items:
-                    got.append(batch.step)
-        got += [batch.step for batch in items]
-    assert got == list(range(20))
-
-
-def test_a_handler_that_asks_while_a_batch_is_sent_costs_no_batch() -> None:
     class Signals(Now):
         def copy(self, out: torch.Tensor, tensor: torch.Tensor) -> None:
             super().copy(out, tensor)
-            if (number := int(tensor.flatten()[0])) in raises:
-                raises.remove(number)
-                signal.raise_signal(signal.SIGUSR1)
+            signals(int(tensor.flatten()[0]))
 
     raises, got = [0, 10, 38], []
-    items = loader_of(Numbers(40), 2, overlap=False, device=Signals()).epochs(1)
+    data = Numbers(40) if sends else Numbers(40, lambda indices: signals(indices[0]))
+    items = loader_of(data, 2, overlap=False, device=Signals() if sends else None).epochs(1)
     with handled(signal.SIGUSR1, lambda *_: next(items)):
         for _ in range(3):
             with pytest.raises(tb.LoaderError, match="a signal's handler"):

@@ -311,8 +311,9 @@ def test_a_state_that_is_refused_in_the_middle_is_no_end_of_the_epoch(npy: Case,
     assert loader.state_dict() == state
 
 
-def test_the_length_after_an_interrupt_is_that_of_the_loaded_state() -> None:
-    """It was that of the epoch whose read was interrupted."""
+@pytest.mark.parametrize("end", ["a state", "a refused state", "close"])
+def test_the_length_behind_an_interrupted_loop_is_that_of_the_next_epoch(end: str) -> None:
+    """It was that of the epoch whose read was interrupted, once the loop had been ended."""
 
     def stop(indices: np.ndarray) -> None:
         raise SystemExit
@@ -321,26 +322,13 @@ def test_the_length_after_an_interrupt_is_that_of_the_loaded_state() -> None:
     other = loader_of(Numbers(24), plan)
     assert len(other) == 5 and len(list(other.epochs(1))) == 5 and len(list(other.epoch(1))) == 4
     loader = loader_of(Numbers(24, stop), plan)
-    items = loader.epochs(1)
-    with pytest.raises(SystemExit):
-        next(items)
-    loader.load_state_dict(other.state_dict())
-    assert len(loader) == 4
-
-
-@pytest.mark.parametrize("is_closed", [False, True])
-def test_the_length_behind_an_interrupted_loop_is_that_of_the_next_epoch(is_closed: bool) -> None:
-    """It was that of the epoch whose read was interrupted, after a refused state and after `close`."""
-
-    def stop(indices: np.ndarray) -> None:
-        raise SystemExit
-
-    loader = loader_of(Numbers(24, stop), [(2, 3), (5, 6)])
     items = loader.epoch(0)
     with pytest.raises(SystemExit):
         next(items)
     assert len(loader) == 5
-    if is_closed:
+    if end == "a state":
+        loader.load_state_dict(other.state_dict())
+    elif end == "close":
         loader.close()
     else:
         with pytest.raises(tb.CheckpointError, match="range of records"):

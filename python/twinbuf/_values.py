@@ -151,7 +151,7 @@ def record_of(dtype: Any, shape: Any, name: str = "shape") -> tuple[str, tuple[i
     kind = dtype_of(dtype)
     axes: tuple[int, ...] = (-1,)
     with suppress(TypeError):
-        axes = axes if isinstance(shape, (bytes, bytearray)) else tuple(map(index, shape))
+        axes = tuple(map(index, axes if isinstance(shape, (bytes, bytearray)) else shape))
     if min(axes, default=0) < 0:
         wanted = "the axes of a record as a tuple of numbers from 1 on"
         raise TypeError(f"{name}: wanted {wanted}, found {shape!r}")
