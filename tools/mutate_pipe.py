@@ -109,7 +109,7 @@ MUTANTS = [
     (RING, "a release is not noted", "        self.0.header.load.freed = Some(Freed { number: self.0.seq(), at: Instant::now() });\n", ""),
     (TURN, "a release is not passed on", "Header::new(resumed, header.load.freed)", "Header::new(resumed, None)"),
     # The iterator, and the pipe's own front end.
-    (ITEMS, "an end is no end", "        self.ended = true;\n        // In a forked", "        // In a forked"),
+    (ITEMS, "an end is no end", "        self.ended = true;\n        if !self", "        if !self"),
     (ITEMS, "a drop does not tell that the iteration was left", "    fn drop(&mut self) {\n        if !self.ended {", "    fn drop(&mut self) {\n        if !self.ended && false {"),
     (ITEMS, "in another process units are waited for", "        if front.pipe().is_orphaned() {", "        if false {"),
     (PLAIN, "an order whose length is known has an end", "(least, Some(most)) if least == most => Some(least as u64),", "(least, Some(most)) if least == most && most == 0 => Some(least as u64),"),

@@ -219,11 +219,8 @@ impl<'f, F: Front> Items<'f, F> {
 
     fn end(&mut self, error: Option<&Error>) {
         self.ended = true;
-        // In a forked process the trace belongs to the parent.
-        if !self.front().pipe().running.is_foreign() {
-            self.front_mut().pipe_mut().ended(Instant::now());
-        }
         if !self.front().pipe().is_orphaned() {
+            self.front_mut().pipe_mut().ended(Instant::now());
             self.front_mut().ended(error);
         }
     }

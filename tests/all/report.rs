@@ -2,9 +2,9 @@
 
 use std::sync::mpsc::channel;
 use std::task::{Context, Waker};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use crate::common::{Gated, RECORD, Reads, files, nothing, open, plan};
+use crate::common::{Gated, RECORD, Reads, busy, files, nothing, open, plan};
 use serde_json::json;
 use twinbuf::observe::{EpochTimes, Verdict};
 use twinbuf::transform::per_record;
@@ -124,4 +124,24 @@ fn a_report_has_the_wait_in_progress() {
         drop(open);
         assert!(epoch.next().unwrap().is_err());
     }
+}
+
+/// Without overlap, a forked process goes on with the loader. Its time between two epochs is no use of a batch.
+#[test]
+#[cfg(unix)]
+fn a_forked_process_reports_its_own_epochs() {
+    let mut loader = Loader::builder(Reads(30, RECORD, nothing), plan(30, 8)).overlap(false).build().unwrap();
+    assert_eq!(loader.epoch(0).count(), 4);
+    let before = loader.report();
+    assert!(crate::common::forked::forked(|| {
+        let (mut all, mut batches) = (Duration::ZERO, 0);
+        for epoch in 1..4 {
+            let began = Instant::now();
+            batches += loader.epoch(epoch).filter(Result::is_ok).count();
+            all += began.elapsed();
+            busy(Duration::from_millis(5));
+        }
+        let found = loader.report().since(&before);
+        batches == 12 && found.batches == 12 && found.wall <= all
+    }));
 }
