@@ -74,35 +74,31 @@ impl<M: 'static> DeviceBatches<M> {
     /// - [`Error::SlotHeld`], as for [`recv`](DeviceBatches::recv), and the errors of [`DeviceBatches`].
     pub fn try_recv(&mut self) -> Result<Option<Lease<M>>, Error> {
         self.shared.release_captured(None);
-        if let Some(hand) = &self.hand {
-            // The error is ignored here: the receive below returns it after the earlier batches.
-            let _ = hand.pump();
-        }
+        self.pump();
         let received = self.ring.try_recv().map(keep);
         self.lease(received)
     }
 
     /// Waits until the copy of the next batch has been issued or `deadline` passes, and returns the batch. Returns
-    /// `None` at the end. It also waits for a lease to release the slot. With `overlap(false)`, it does what
-    /// [`try_recv`](DeviceBatches::try_recv) does, because the caller itself commits the batches.
+    /// `None` at the end. It also waits for a lease to release the slot. With `overlap(false)`, another thread has to
+    /// commit the batch.
     ///
     /// # Errors
     ///
     /// - [`Error::Empty`]: at the deadline, the copy has not been issued.
     /// - [`Error::SlotHeld`]: at the deadline, a lease still holds the next device slot.
-    /// - With `overlap(false)`, both at once.
     /// - The errors of [`DeviceBatches`].
     pub fn recv_deadline(&mut self, deadline: Instant) -> Result<Option<Lease<M>>, Error> {
-        if self.hand.is_some() {
-            return self.try_recv();
-        }
         loop {
-            let captured = self.held_by_a_capture();
-            // Nothing wakes a wait for a slot that a capture holds, because only the next call releases it.
+            // Nothing wakes a wait for a slot that a capture holds, because only the next call releases it; nor, without a
+            // copy thread, a wait for a lease, because only the next call issues the copy.
+            let looks = self.held_by_a_capture() || self.hand.is_some();
             let until =
-                if captured { deadline.min(Instant::now() + Duration::from_millis(1)) } else { deadline };
+                if looks { deadline.min(Instant::now() + Duration::from_millis(1)) } else { deadline };
+            self.pump();
             let received = self.ring.recv_deadline(until).map(keep);
-            if !captured || !matches!(received, Err(TryRecvError::Held)) || Instant::now() >= deadline {
+            let waits = looks && matches!(received, Err(TryRecvError::Empty | TryRecvError::Held));
+            if !waits || Instant::now() >= deadline {
                 return self.lease(received);
             }
         }
@@ -145,6 +141,12 @@ impl<M: 'static> DeviceBatches<M> {
     #[must_use]
     pub fn depth(&self) -> usize {
         self.ring.depth()
+    }
+
+    /// Without a copy thread, issues the copies that can be issued.
+    fn pump(&self) {
+        // The error is ignored here: the next receive returns it after the earlier batches.
+        let _ = self.hand.as_ref().map(|hand| hand.pump());
     }
 
     /// Releases the slots of captures that have ended. Returns whether a capture holds the slot in turn. Nothing

@@ -180,16 +180,6 @@ impl<U: Send + 'static> Sides<U, ReservedSlot<Header<U>>, Lease<Header<U>>> for 
         let batches = &mut side.batches;
         let found = match waiting {
             Waiting::Try => batches.try_recv(),
-            // Nothing wakes this thread when a driver has filled the slot, or when a lease of it is dropped.
-            Waiting::Until(deadline) if side.inline => loop {
-                let rest = deadline.saturating_duration_since(Instant::now());
-                match batches.try_recv() {
-                    Err(CudaError::Empty | CudaError::SlotHeld { .. }) if !rest.is_zero() => {
-                        std::thread::sleep(rest.min(Duration::from_millis(1)));
-                    }
-                    found => break found,
-                }
-            },
             Waiting::Until(deadline) => batches.recv_deadline(*deadline),
             Waiting::Poll(cx) => match batches.poll_recv(cx) {
                 Poll::Ready(found) => found,

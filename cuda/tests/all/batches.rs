@@ -5,6 +5,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, mpsc};
 use std::task::{Context, Poll, Waker};
 use std::thread;
+use std::time::{Duration, Instant};
 
 use crate::common::{
     BYTES, LAUNCH_FAILED, arrive, bytes, commit, copy_threads, lent_slots, make_current, start, start_with,
@@ -146,6 +147,31 @@ fn receiving_without_waiting_and_by_a_task() {
     commit(&mut slots, BYTES, 4).unwrap();
     let lease = batches.try_recv().unwrap().unwrap();
     assert_eq!(lease.wait_copied(), Ok(None), "no times were asked for");
+}
+
+/// By hand, another thread commits a batch, or drops the lease that keeps the next one from the device.
+#[test]
+fn a_receive_by_hand_waits_to_its_deadline_for_other_threads() {
+    let (_sim, ctx) = start(1, false);
+    let build = Uploader::new(&ctx, BYTES).device_depth(1).overlap(false);
+    let (mut slots, mut batches) = build.build::<u64>().unwrap();
+    let soon = Instant::now() + Duration::from_millis(5);
+    assert_eq!(batches.recv_deadline(soon).unwrap_err(), Error::Empty);
+    assert!(Instant::now() >= soon);
+    let later = soon + Duration::from_secs(300);
+    let [first, second] = [(); 2].map(|()| slots.acquire().unwrap().reserve());
+    let held = thread::scope(|scope| {
+        scope.spawn(|| first.commit(BYTES, 1).unwrap());
+        batches.recv_deadline(later).unwrap().unwrap()
+    });
+    second.commit(BYTES, 2).unwrap();
+    let soon = Instant::now() + Duration::from_millis(5);
+    assert_eq!(batches.recv_deadline(soon).unwrap_err(), Error::SlotHeld { device_depth: 1 });
+    assert!(Instant::now() >= soon);
+    thread::scope(|scope| {
+        scope.spawn(|| drop(held));
+        assert_eq!(*batches.recv_deadline(later).unwrap().unwrap().meta(), 2);
+    });
 }
 
 /// Dropped after a task's batches: sends whether that panicked.
