@@ -75,7 +75,7 @@ impl Trace {
         let created = File::options().write(true).create(true).truncate(false).open(&self.path);
         let found = created.and_then(|file| Ok((identity(&self.path, &file)?, file)));
         let (identity, created) = found.map_err(|source| Error::Trace { path: self.path.clone(), source })?;
-        let (file, is_new) = loop {
+        let file = loop {
             // Nothing is read or written under this lock, which stays locked in a child that another thread forks meanwhile.
             let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
             open.retain(|(_, _, sink)| sink.strong_count() > 0);
@@ -84,21 +84,19 @@ impl Trace {
             // own.
             let own = same.find(|(.., sink)| sink.upgrade().is_some_and(|sink| !sink.is_foreign()));
             match own.map(|(_, file, _)| file.upgrade()) {
-                Some(Some(file)) => break (file, false),
+                Some(Some(file)) => break file,
                 // Another thread drops it now, and writes its end.
                 Some(None) => drop(open),
                 None => {
                     let file = Arc::new(TraceFile::new(self.path, created, rank));
                     open.push((identity, Arc::downgrade(&file), Arc::downgrade(&file.sink)));
-                    break (file, true);
+                    break file;
                 }
             }
             std::thread::sleep(Duration::from_millis(1));
         };
-        if is_new {
-            file.write("");
-            check(&file.sink)?;
-        }
+        file.write("");
+        check(&file.sink)?;
         // Relaxed: the counter gives each loader another number, and orders nothing else.
         let index = file.loaders.fetch_add(1, Ordering::Relaxed) as u64;
         let name = match loader {
@@ -396,5 +394,24 @@ impl Track {
 impl Drop for Track {
     fn drop(&mut self) {
         self.flush();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #[cfg(unix)]
+    use super::*;
+
+    /// The thread that made the list's entry has not written the start of the file yet.
+    #[test]
+    #[cfg(target_os = "linux")]
+    fn who_finds_a_trace_open_is_told_that_its_start_cannot_be_written() {
+        let path = Path::new("/dev/full"); // every write to it fails
+        let full = File::options().write(true).open(path).unwrap();
+        let identity = identity(path, &full).unwrap();
+        let file = Arc::new(TraceFile::new(path.into(), full, 0));
+        OPEN.lock().unwrap().push((identity, Arc::downgrade(&file), Arc::downgrade(&file.sink)));
+        let found = Trace::new(path).open(None, 0, 1);
+        assert!(matches!(&found, Err(Error::Trace { .. })), "{found:?}");
     }
 }
