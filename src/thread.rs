@@ -1,9 +1,13 @@
-//! Helpers for threads: values that must not be dropped in a forked process, thread names, and panic messages.
+//! Helpers for threads: values that must not be dropped in a forked process, or that each process has for itself, thread
+//! names, and panic messages.
 
 use std::any::Any;
 use std::mem;
 use std::ops::{Deref, DerefMut};
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::ptr::null_mut;
+use std::sync::atomic::{AtomicPtr, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// The maximum of [`workers`](crate::loader::LoaderBuilder::workers).
 pub const MAX_WORKERS: usize = 64;
@@ -55,6 +59,28 @@ impl<T> Drop for ForkGuard<T> {
         if self.is_foreign() {
             mem::forget(self.value.take());
         }
+    }
+}
+
+/// A value behind a lock, for a `static`. Each process has its own: at a fork, a thread of the parent may hold the parent's
+/// lock, and the forked process does not have that thread.
+pub(crate) struct OfProcess<T>(AtomicPtr<ForkGuard<Mutex<T>>>);
+
+impl<T: Default + Send + 'static> OfProcess<T> {
+    pub(crate) const fn new() -> Self {
+        Self(AtomicPtr::new(null_mut()))
+    }
+
+    pub(crate) fn lock(&self) -> MutexGuard<'static, T> {
+        let found = self.0.load(Ordering::Acquire);
+        // SAFETY: null, or made below and never freed.
+        if let Some(own) = unsafe { found.as_ref() }.filter(|found| !found.is_foreign()) {
+            return own.lock().unwrap_or_else(PoisonError::into_inner);
+        }
+        let new = Box::into_raw(Box::new(ForkGuard::new(Mutex::default())));
+        // If another thread of this process was first, `new` is lost.
+        let _ = self.0.compare_exchange(found, new, Ordering::Release, Ordering::Relaxed);
+        self.lock()
     }
 }
 

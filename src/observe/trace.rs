@@ -19,7 +19,7 @@ use std::time::{Duration, Instant, SystemTime};
 use super::log::{Event, LoadTimes, Place, What};
 use crate::error::Error;
 use crate::temporary::check_size;
-use crate::thread::ForkGuard;
+use crate::thread::{ForkGuard, OfProcess};
 
 /// The file and the number of epochs of a Chrome trace. Pass it to
 /// [`LoaderBuilder::trace`](crate::loader::LoaderBuilder::trace).
@@ -76,14 +76,10 @@ impl Trace {
         let found = created.and_then(|file| Ok((identity(&self.path, &file)?, file)));
         let (identity, created) = found.map_err(|source| Error::Trace { path: self.path.clone(), source })?;
         let file = loop {
-            // Nothing is read or written under this lock, which stays locked in a child that another thread forks meanwhile.
-            let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
+            // Nothing is read or written under this lock.
+            let mut open = OPEN.lock();
             open.retain(|(_, _, sink)| sink.strong_count() > 0);
-            let mut same = open.iter().filter(|open| open.0 == identity);
-            // After a fork, the parent process still writes to the file that it has open. This process starts a file of its
-            // own.
-            let own = same.find(|(.., sink)| sink.upgrade().is_some_and(|sink| !sink.is_foreign()));
-            match own.map(|(_, file, _)| file.upgrade()) {
+            match open.iter().find(|open| open.0 == identity).map(|(_, file, _)| file.upgrade()) {
                 Some(Some(file)) => break file,
                 // Another thread drops it now, and writes its end.
                 Some(None) => drop(open),
@@ -125,8 +121,9 @@ fn about(name: &str, pid: u64, tid: u64, args: &str) -> String {
 /// The identity of a file; what its loaders share; and the sink, which exists until the end of the file is written.
 type Open = (String, Weak<TraceFile>, Weak<ForkGuard<Mutex<Sink>>>);
 
-/// The files that this process writes.
-static OPEN: Mutex<Vec<Open>> = Mutex::new(Vec::new());
+/// The files that this process writes. After a fork, the parent process still writes to those that it has open, and this one
+/// starts files of its own.
+static OPEN: OfProcess<Vec<Open>> = OfProcess::new();
 
 /// Returns what no other file has while this one is open. A path may become that of another file.
 #[cfg(unix)]
@@ -139,18 +136,6 @@ fn identity(_: &Path, file: &File) -> io::Result<String> {
 #[cfg(not(unix))]
 fn identity(path: &Path, _: &File) -> io::Result<String> {
     path.canonicalize().map(|path| format!("{path:?}"))
-}
-
-impl TraceFile {
-    /// The first write makes the file empty and writes its start.
-    fn new(path: PathBuf, file: File, rank: u64) -> Self {
-        let (start, clock) = (Instant::now(), SystemTime::now());
-        let unix_us = clock.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_micros();
-        let origin = format!(r#""unix_us":{unix_us},"process":{}"#, std::process::id());
-        let head = Some(format!("[\n{}", about("clock_origin", rank, 1, &origin)));
-        let sink = Arc::new(ForkGuard::new(Mutex::new(Sink { path, file, head, whole: 0, error: None })));
-        Self { start, loaders: AtomicUsize::new(0), sink }
-    }
 }
 
 impl<P: Into<PathBuf>> From<P> for Trace {
@@ -196,6 +181,16 @@ struct Sink {
 }
 
 impl TraceFile {
+    /// The first write makes the file empty and writes its start.
+    fn new(path: PathBuf, file: File, rank: u64) -> Self {
+        let (start, clock) = (Instant::now(), SystemTime::now());
+        let unix_us = clock.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_micros();
+        let origin = format!(r#""unix_us":{unix_us},"process":{}"#, std::process::id());
+        let head = Some(format!("[\n{}", about("clock_origin", rank, 1, &origin)));
+        let sink = Arc::new(ForkGuard::new(Mutex::new(Sink { path, file, head, whole: 0, error: None })));
+        Self { start, loaders: AtomicUsize::new(0), sink }
+    }
+
     fn write(&self, lines: &str) {
         if self.sink.is_foreign() {
             return;
@@ -410,8 +405,29 @@ mod tests {
         let full = File::options().write(true).open(path).unwrap();
         let identity = identity(path, &full).unwrap();
         let file = Arc::new(TraceFile::new(path.into(), full, 0));
-        OPEN.lock().unwrap().push((identity, Arc::downgrade(&file), Arc::downgrade(&file.sink)));
+        OPEN.lock().push((identity, Arc::downgrade(&file), Arc::downgrade(&file.sink)));
         let found = Trace::new(path).open(None, 0, 1);
         assert!(matches!(&found, Err(Error::Trace { .. })), "{found:?}");
+    }
+
+    /// The thread that has locked the list does not exist there.
+    #[test]
+    #[cfg(unix)]
+    fn a_process_that_is_forked_while_the_list_is_locked_opens_a_trace() {
+        let list = OPEN.lock();
+        // SAFETY: takes no pointer. The child leaves by `_exit` and runs nothing of the test harness.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            // SAFETY: takes no pointer. It ends a hang.
+            unsafe { libc::alarm(60) };
+            let opens = Trace::new("/dev/null").open(None, 0, 1).is_ok();
+            // SAFETY: takes no pointer, and does not return.
+            unsafe { libc::_exit(i32::from(!opens)) }
+        }
+        let mut status = 0;
+        // SAFETY: the kernel writes to `status`, a live local.
+        assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+        drop(list);
+        assert!(libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0, "{status}");
     }
 }

@@ -43,21 +43,6 @@ fn again(test: &str, variable: &str, path: &Path) -> Command {
     program
 }
 
-/// Set for the process that runs one test alone.
-const ALONE: &str = "TWINBUF_TEST_TRACE_ALONE";
-
-/// Whether no other test runs in this process. If not, `test` runs in another process: what is forked while another thread
-/// opens a trace may find the list of traces locked for ever.
-#[cfg(unix)]
-fn is_alone(test: &str) -> bool {
-    let alone = std::env::var_os(ALONE).is_some();
-    if !alone {
-        let run = again(test, ALONE, Path::new("yes")).output().unwrap();
-        assert!(run.status.success(), "{}", String::from_utf8_lossy(&run.stderr));
-    }
-    alone
-}
-
 /// Makes a FIFO and a process that reads its first line. With `holds`, the process then keeps it open until the end of its
 /// standard input. A thread of this process would not do: processes that other tests fork would have copies of its end.
 #[cfg(unix)]
@@ -298,9 +283,6 @@ fn a_file_that_another_thread_completes_may_be_opened() {
 #[test]
 #[cfg(unix)]
 fn a_forked_process_has_a_file_of_its_own() {
-    if !is_alone("a_forked_process_has_a_file_of_its_own") {
-        return;
-    }
     let (_dir, path) = place();
     let build = || traced(40, &path).overlap(false).build();
     let _parents = build().unwrap();
@@ -319,9 +301,6 @@ fn a_trace_opens_while_the_write_to_another_waits() {
     use std::io::Write;
     use std::os::unix::fs::OpenOptionsExt;
 
-    if !is_alone("a_trace_opens_while_the_write_to_another_waits") {
-        return;
-    }
     let (dir, path) = place();
     let fifo = dir.path().join("trace.fifo");
     assert!(Command::new("mkfifo").arg(&fifo).status().unwrap().success());
