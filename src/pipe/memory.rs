@@ -5,7 +5,7 @@ use std::fmt;
 use std::mem;
 use std::ops::DerefMut;
 use std::ptr::NonNull;
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 
 use twinbuf_mmap::Buffer;
 
@@ -14,6 +14,7 @@ use super::ring::{BothSides, Ring, Slots};
 use crate::error::Error;
 use crate::observe::trace::LoaderTrace;
 use crate::sync::{Mutex, lock};
+use crate::thread::OfProcess;
 
 /// The memory that receives batches and groups of tensors: [`Host`], or `Cuda` with the feature `cuda`. A loader can be
 /// built for no other, so no other crate implements this trait.
@@ -169,11 +170,10 @@ impl MemoryLimit {
     }
 
     /// Returns the limit of this process's environment: the same one as for the loader before, if that asked for the
-    /// same number of bytes.
+    /// same number of bytes. A forked process has a limit of its own: it can give back nothing that its parent took.
     pub(crate) fn of_process(bytes: u64) -> Self {
-        // Of std: in the tests of schedules, a lock is not made before they run.
-        static LIMIT: std::sync::Mutex<Option<MemoryLimit>> = std::sync::Mutex::new(None);
-        let mut limit = LIMIT.lock().unwrap_or_else(PoisonError::into_inner);
+        static LIMIT: OfProcess<Option<MemoryLimit>> = OfProcess::new();
+        let mut limit = LIMIT.lock();
         match &*limit {
             Some(limit) if limit.bytes == bytes => limit.clone(),
             _ => limit.insert(Self::new(bytes)).clone(),

@@ -1,3 +1,8 @@
+#[cfg(unix)]
+#[allow(dead_code)] // a part of it is for other tests
+#[path = "../../../tests/common/forked.rs"]
+mod forked;
+
 use super::*;
 use crate::pipe::options::Options;
 use crate::{BatchIndices, BoxError, Dataset, Loader, Plan};
@@ -121,6 +126,8 @@ fn memory_is_for_all_loaders_together_or_for_one() {
     let taken = ["train", "valid"].map(|loader| of(loader).take(7, &"").unwrap());
     let lefts = ["train", "test", "valid"].map(|loader| left(of(loader)));
     assert_eq!(lefts, [(1 << 30, 7), (1 << 30, 7), (1 << 20, 0)]);
+    #[cfg(unix)]
+    assert!(forked::forked(|| left(of("train")) == (1 << 30, 0)), "its parent's loaders are not its own");
     drop(taken);
 }
 
