@@ -137,7 +137,8 @@ impl<R: Ring> Pipe<R> {
             (least, Some(most)) if least == most => Some(least as u64),
             _ => None,
         };
-        let place = Place { ordinal: self.call, epoch: first, step: 0 };
+        let ordinal = if rounds { self.recorder().report.batches } else { self.call };
+        let place = Place { ordinal, epoch: first, step: 0 };
         let miscounted = length == Some(0) && units.next().is_some();
         self.begun = Begun { first: place, length, granted, miscounted };
         let order = (0..).zip(units).map(move |(seq, unit)| (nth(place, rounds, seq), unit));

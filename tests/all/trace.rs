@@ -14,6 +14,7 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 use twinbuf::loader::LoaderBuilder;
 use twinbuf::observe::{LoopRecorder, Trace};
+use twinbuf::pipe::{Content, Filling, Source};
 use twinbuf::{Error, Loader, Plan, Shuffle};
 use twinbuf_testing::extent;
 
@@ -507,4 +508,29 @@ fn a_driven_worker_that_has_left_completes_the_trace() {
     // It is whole JSON, though the worker still exists.
     assert_eq!(named(&trace::events(&path), "disk_load").len(), 2);
     drop(worker);
+}
+
+/// Each call goes on counting: the rounds of a pipe have no epochs.
+#[test]
+fn the_first_rounds_of_all_calls_are_recorded() {
+    struct Numbers;
+    impl Source<u64> for Numbers {
+        type Unit = u64;
+        fn fill(&mut self, unit: &mut u64, slot: &mut u64, _: &mut Filling<'_>) -> Result<Content, Error> {
+            *slot = *unit;
+            Ok(Content::Bytes(8))
+        }
+    }
+    for overlap in [false, true] {
+        let (_dir, path) = place();
+        let builder = twinbuf::pipe::builder(vec![0; 2]).worker(Numbers).rounds().overlap(overlap);
+        let mut pipe = builder.trace(Trace::new(&path).epochs(5)).build().unwrap();
+        for _ in 0..3 {
+            assert_eq!(pipe.items(0..3).count(), 3);
+        }
+        pipe.close().unwrap();
+        for name in ["generate", "train"] {
+            assert_eq!(named(&trace::events(&path), name).len(), 5, "{name}, overlap {overlap}");
+        }
+    }
 }
