@@ -153,7 +153,8 @@ impl State {
     }
 
     /// The next step of a stream. It is ordered after everything that this thread knows, and after all work that
-    /// implicit synchronization with the legacy default stream orders before it.
+    /// implicit synchronization with the legacy default stream orders before it: not that of destroyed streams, for which
+    /// CUDA documents no such order.
     pub(in crate::driver) fn step(&mut self, stream: u64) -> Actor {
         let device = self.at(stream).device;
         let before: Vec<u64> = if stream == LEGACY[device] {
