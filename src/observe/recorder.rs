@@ -275,9 +275,7 @@ impl Recorder {
         if let (Some((_, ended)), Some((start, end))) = (self.first, copy) {
             self.report.first_step.copies += end.min(ended).saturating_duration_since(start);
         }
-        if self.used.len() > STEPS.max(self.report.settings.depth) {
-            self.used.pop_front();
-        }
+        self.used.drain(..self.used.len().saturating_sub(STEPS.max(self.report.settings.depth)));
         self.used.push_back(seen);
     }
 

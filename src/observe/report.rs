@@ -268,9 +268,7 @@ impl Report {
     pub(crate) fn began(&mut self, epoch: u64) {
         self.epochs = self.epochs.saturating_add(1);
         self.by_epoch.retain(|row| row.batches > 0);
-        if self.by_epoch.len() == EPOCHS {
-            self.by_epoch.remove(0);
-        }
+        self.by_epoch.drain(..self.by_epoch.len().saturating_sub(EPOCHS - 1));
         self.by_epoch.push(EpochTimes { epoch, ..EpochTimes::default() });
     }
 
