@@ -173,6 +173,9 @@ pub struct Report {
     /// Whether a limit of memory counts the slots.
     #[cfg_attr(feature = "serde", serde(skip))]
     pub(crate) limited: bool,
+    /// The number of slots on a device.
+    #[cfg_attr(feature = "serde", serde(skip))]
+    pub(crate) device_slots: usize,
     /// The number of loading threads that the builder starts if overlap is on.
     #[cfg_attr(feature = "serde", serde(skip))]
     pub(crate) workers_with_overlap: usize,

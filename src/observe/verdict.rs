@@ -390,7 +390,9 @@ impl Sums<'_> {
         let longest = copies.max(all / (workers.max(1) + usize::from(helps)) as f64);
         // As long as the mean, or if they are known, as long as they took.
         let ahead = first.min(longest * depth as f64 / batches as f64).max(parts.early.as_secs_f64());
-        let outside = parts.pauses.as_secs_f64() + ahead;
+        // Without overlap, no slot of a device is filled when an iteration begins.
+        let filled = if settings.overlap { 0 } else { parts.starts * report.device_slots as u64 };
+        let outside = parts.pauses.as_secs_f64() + ahead + longest * filled as f64 / batches as f64;
         (wall - used.max(longest - outside)).max(0.0)
     }
 

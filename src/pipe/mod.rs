@@ -389,6 +389,7 @@ impl<R: Ring> Pipe<R> {
         let mut report = Report::new(kind, Settings { overlap, depth, workers });
         report.settings.workers = if overlap { workers } else { 1 };
         (report.overlap_off, report.sends) = (!options.overlap, sends);
+        report.device_slots = if R::ON_DEVICE { R::depth(&consumer).1 } else { 0 };
         let mut running = ForkGuard::new(Running {
             consumer: Some(consumer),
             shared,

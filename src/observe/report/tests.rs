@@ -402,6 +402,9 @@ struct Simulated {
     /// Whether loads go on between iterations, and whether the loop drops the first batch at once.
     cycles: bool,
     drops: bool,
+    /// The time of a copy, and the slots on a device: 0 for none.
+    copy: u64,
+    device: usize,
 }
 
 impl Simulated {
@@ -409,13 +412,17 @@ impl Simulated {
         let Settings { overlap, depth, workers } = settings;
         let (mut recorder, at) = recorder();
         (recorder.report.settings, recorder.report.workers_with_overlap) = (settings, workers_with_overlap);
+        recorder.report.device_slots = self.device;
         // When each worker is ready, when the last load began, and when each batch was dropped.
         let (mut ready, mut begun, mut dropped, mut now) = (vec![0; workers], 0, Vec::new(), 0);
+        // When each copy began and ended, and when the last one was issued. Copies run one after the other.
+        let (mut copies, mut issued): (Vec<(u64, u64)>, _) = (Vec::new(), 0);
         for (epoch, steps) in (0..).zip(&self.iterations) {
             let called = now + self.between;
             now = called + self.ahead;
             let place = Place { epoch, ordinal: epoch, step: 0 };
             recorder.began(place, at(called));
+            let mut copy = None;
             for (number, (took, used)) in (0..).zip(steps) {
                 let (seq, worker) =
                     (dropped.len(), (0..workers).min_by_key(|&worker| ready[worker]).unwrap());
@@ -425,23 +432,41 @@ impl Simulated {
                     false => now,
                 };
                 let before = seq.checked_sub(depth);
-                let start = since.max(begun).max(before.map_or(0, |before| dropped[before]));
-                let (end, received) = (start + took, now.max(start + took));
+                // A host slot is free when its batch is dropped or copied.
+                let freed =
+                    before.map(|before| if self.device > 0 { copies[before].1 } else { dropped[before] });
+                let start = since.max(begun).max(freed.unwrap_or(0));
+                let end = start + took;
                 (begun, ready[worker]) = (start, end);
-                let freed = before.map(|before| Freed { number: before as u64, at: at(dropped[before]) });
+                issued = end.max(issued);
+                if self.device > 0 {
+                    issued = issued.max(seq.checked_sub(self.device).map_or(0, |before| dropped[before]));
+                    let from = copies.last().map_or(issued, |&(_, copied)| copied.max(issued));
+                    copies.push((from, from + self.copy));
+                }
+                let copied = copies.last().map_or(0, |&(_, copied)| copied);
+                // With overlap, a batch is handed out when its copy is issued.
+                let received = now.max(if overlap { issued } else { end.max(copied) });
+                let freed = before.zip(freed).filter(|_| self.device == 0);
+                let freed = freed.map(|(before, freed)| Freed { number: before as u64, at: at(freed) });
                 let times = LoadTimes { since: at(since), freed, ..load(at(start), at(end)) };
                 let ticket =
                     Ticket { seq: seq as u64, place: Place { step: number, ..place }, ..Ticket::default() };
-                step(&mut recorder, ticket, at(now), &times, at(received));
-                now = received + used + self.pause;
+                recorder.asked(ticket.place, at(now), copy);
+                copy = copies.last().map(|&(from, to)| (at(from), at(to)));
+                recorder.received(ticket, 0, &times, at(received), copy.filter(|_| copied <= received));
+                let uses = received.max(copied);
+                now = uses + used + self.pause;
                 if self.pause > 0 {
-                    log::pause((at(received + used), at(now)));
+                    log::pause((at(uses + used), at(now)));
                 }
-                dropped.push(if self.drops && seq == 0 { received } else { now });
+                dropped.push(if self.drops && seq == 0 { uses } else { now });
             }
+            recorder.released(at(now), copy);
             recorder.ended(at(now));
         }
-        recorder.report()
+        let copied = copies.len() as u64;
+        recorder.report().with_transfers(dropped.len() as u64, ms(self.copy * copied), copied)
     }
 
     /// The settings that the report of a run says to try, the part of the time that they save at most by it, and the part
@@ -472,7 +497,17 @@ fn a_bound_counts_the_loads_that_may_go_on_before_the_loop() {
     }
 }
 
-/// Loads that come late now and then, long first steps, calls long before the first request, pauses.
+/// With overlap, copies into the slots of a device go on before the loop, too.
+#[test]
+fn a_bound_counts_the_copies_that_may_go_on_before_the_loop() {
+    let iterations = vec![vec![(1, 6); 20]; 3];
+    let simulated = Simulated { iterations, ahead: 1000, copy: 24, device: 3, ..Simulated::default() };
+    let settings = Settings { overlap: false, ..report(0, 0, 0).settings };
+    let (option, most, saves) = simulated.tried(settings, 1).unwrap();
+    assert!(option.overlap && saves > 0.3 && saves <= most + 1e-9, "{saves} of at most {most}");
+}
+
+/// Loads that come late now and then, long first steps, calls long before the first request, pauses, copies.
 #[test]
 fn no_simulated_loop_saves_more_than_its_report_says() {
     let (mut tried, mut broken) = (0, Vec::new());
@@ -490,7 +525,8 @@ fn no_simulated_loop_saves_more_than_its_report_says() {
         let [ahead, between] = [(); 2].map(|()| *random.choose(&[0, 0, 100, 1000]));
         let pause = *random.choose(&[0, 0, 0, 20]);
         let (cycles, drops) = (random.chance(20) && overlap, random.chance(20));
-        let simulated = Simulated { iterations, ahead, between, pause, cycles, drops };
+        let (copy, device) = (random.below(25), *random.choose(&[0, 0, 1, 2, 3]));
+        let simulated = Simulated { iterations, ahead, between, pause, cycles, drops, copy, device };
         let Some((option, most, saves)) = simulated.tried(settings, workers) else { continue };
         tried += 1;
         if saves > most + 1e-9 {
