@@ -316,9 +316,7 @@ fn ms(time: Duration) -> f64 {
 
 impl Times {
     fn add(&mut self, time: Duration) {
-        if self.recent.len() == RECENT {
-            self.recent.pop_front();
-        }
+        self.recent.drain(..self.recent.len().saturating_sub(RECENT - 1));
         self.recent.push_back(time);
         self.count += 1;
         self.sum = self.sum.saturating_add(time);

@@ -79,9 +79,7 @@ impl Copies {
         self.track.write_if_due(end);
         self.time += time.took;
         self.bytes += bytes as u64;
-        if self.last.len() >= self.most {
-            self.last.pop_front();
-        }
+        self.last.drain(..self.last.len().saturating_sub(self.most - 1));
         self.last.push_back((number, event));
     }
 }
