@@ -93,7 +93,7 @@ impl<B: Backend> LoaderBuilder<B> {
     /// | `TWINBUF_WORKERS` | 1 to 64 | [`workers`](Self::workers); if that changes their number, also the default [`depth`](Self::depth), unless `TWINBUF_DEPTH` is set |
     /// | `TWINBUF_DEPTH` | 1 and more | [`depth`](Self::depth) |
     /// | `TWINBUF_HINTS` | the values of `TWINBUF_OVERLAP` | [`hints`](Self::hints) |
-    /// | `TWINBUF_MEMORY` | bytes, or a size such as `512MiB`; one limit for all loaders | [`memory_limit`](Self::memory_limit); with it, another default [`depth`](Self::depth) |
+    /// | `TWINBUF_MEMORY` | bytes, or a size such as `512MiB`; one limit for all loaders of a process | [`memory_limit`](Self::memory_limit); with it, another default [`depth`](Self::depth) |
     /// | `TWINBUF_TRACE` | a path; empty: no trace | [`trace`](Self::trace) |
     /// | `TWINBUF_BREAKDOWN` | log every this many steps; `on`, `true`: 100; `off`, `false`, 0: no breakdown | [`breakdown`](Self::breakdown) |
     ///
