@@ -245,11 +245,8 @@ impl Tape {
         }
         // The remainder is less than `chunks`, so it fits a u64.
         let large = || u64::try_from(u128::from(chunk) * u128::from(self.stride) % u128::from(self.chunks));
-        let further = match chunk.checked_mul(self.stride) {
-            Some(product) => product % self.chunks,
-            None => large().unwrap_or_default(),
-        };
-        add_modulo(further, self.first, self.chunks)
+        let further = chunk.checked_mul(self.stride).map(|product| product % self.chunks);
+        add_modulo(further.unwrap_or_else(|| large().unwrap_or_default()), self.first, self.chunks)
     }
 }
 

@@ -56,8 +56,8 @@ impl Threads {
     }
 
     /// Starts `wanted` threads, or as many as [`THREADS`] and the system allow.
-    fn grow(&mut self, mut wanted: usize) {
-        while wanted > 0 && self.threads.len() < THREADS {
+    fn grow(&mut self, wanted: usize) {
+        for _ in 0..wanted.min(THREADS - self.threads.len()) {
             let (shared, sender) = (Arc::clone(&self.shared), self.sender.clone());
             let thread = Builder::new().name("twinbuf-read".into()).stack_size(STACK);
             lock(&self.shared.work).idle += 1;
@@ -68,7 +68,6 @@ impl Threads {
                 lock(&self.shared.work).idle -= 1;
                 return;
             }
-            wanted -= 1;
         }
     }
 }
