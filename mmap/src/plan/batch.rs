@@ -328,11 +328,12 @@ pub enum Shuffle {
 }
 
 impl Shuffle {
-    /// The number of records in a window. 0 for other shuffles than [`Window`](Self::Window).
-    pub(crate) const fn window_records(self) -> u64 {
+    /// The number of records in a chunk of a window, and of chunks in a window. Zeros for other shuffles than
+    /// [`Window`](Self::Window).
+    pub(crate) const fn window(self) -> (u64, u64) {
         match self {
-            Self::Window { chunk_records, window_chunks } => chunk_records.saturating_mul(window_chunks),
-            _ => 0,
+            Self::Window { chunk_records, window_chunks } => (chunk_records, window_chunks),
+            _ => (0, 0),
         }
     }
 }

@@ -138,7 +138,8 @@ fn no_order_of_the_largest_sizes_overflows() {
                     let batch = plan.batch(1, step).unwrap();
                     let inside = |run: Range<u64>| run.start < run.end && run.end <= records;
                     assert!(batch.runs().take(3).all(inside), "{plan:?}");
-                    if batch.shuffle.window_records() < 1000 && batch.window().is_some() {
+                    let (chunk, window) = batch.shuffle.window();
+                    if chunk.saturating_mul(window) < 1000 && batch.window().is_some() {
                         let _ = (batch.chunks(false), batch.chunks(true));
                         let chunks = batch.window_chunks().unwrap();
                         let has = chunks.iter().any(|chunk| chunk.contains(&batch.first()));

@@ -50,6 +50,8 @@ pub(super) struct Window<U> {
     pub(super) told: u64,
     /// The position up to which units were read, including the unit that is being read.
     used: u64,
+    /// Where the units start that are being read.
+    reading: Vec<u64>,
     /// `true` until the first read after `begin` has ended. Until then, only the first unit is requested.
     fresh: bool,
     /// The last unit that was requested, and whether whole chunks were requested for it, not only its own records.
@@ -91,15 +93,19 @@ impl<D: Units> Ahead<D> {
         if self.stretches { all.min(source.cached).saturating_add(ends) } else { 0 }
     }
 
-    /// Requests the next units. The reader calls it before each read of `bytes` bytes and after it.
+    /// Requests the next units. The reader calls it before each read of `bytes` bytes and after it. `at` is `None` before
+    /// the read, and then the position where its unit starts.
     ///
     /// Before the first read, it requests only the first unit, so that this unit does not wait for later ones. The
     /// later ones are requested after the first read.
-    pub(super) fn advance(&self, data: &D, source: &Source, bytes: u64, before: bool, stats: &mut ReadStats) {
-        let mut window = lock(&self.window);
+    pub(super) fn advance(&self, of: (&D, &Source), bytes: u64, at: &mut Option<u64>, stats: &mut ReadStats) {
+        let ((data, source), mut window) = (of, lock(&self.window));
         let window = &mut *window;
-        let fresh = window.fresh;
+        let (fresh, before) = (window.fresh, at.is_none());
+        let start = *at.get_or_insert(window.used);
+        window.reading.retain(|&other| other != start);
         if before {
+            window.reading.push(start);
             window.used = window.used.saturating_add(counted(bytes));
         } else if !std::mem::take(&mut window.fresh) {
             return;
@@ -112,12 +118,12 @@ impl<D: Units> Ahead<D> {
             return;
         }
         let most = if before && fresh { 0 } else { self.prefetch };
-        let until = window.used.saturating_add(most);
-        let burst = bytes.saturating_mul(2).max(self.burst);
-        let until = until.min(window.told.saturating_add(burst)).max(window.used);
+        let burst = window.told.saturating_add(bytes.saturating_mul(2).max(self.burst));
+        let until = window.used.saturating_add(most).min(burst).max(window.used);
         loop {
             if let Some(stream) = source.stream.as_ref().filter(|_| !window.pending.is_empty()) {
-                stream.ask(&mut window.pending, window.used.saturating_add(u64::from(!before)));
+                let done = window.reading.iter().copied().min().unwrap_or(window.used);
+                stream.ask(&mut window.pending, window.used.saturating_add(u64::from(!before)), done);
             }
             if !window.pending.is_empty() || window.told >= until {
                 break;
@@ -218,6 +224,7 @@ impl<U> Window<U> {
             rest: None,
             told: 0,
             used: 0,
+            reading: Vec::new(),
             fresh: false,
             last: None,
             around: Around::default(),

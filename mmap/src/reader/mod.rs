@@ -171,7 +171,8 @@ impl Reader {
         let first = place(range.start).unwrap_or_default();
         let part = first.start..place(range.end.saturating_sub(1)).unwrap_or(first).end;
         let data = part.end - part.start;
-        let window = plan.shuffle().window_records().saturating_mul(ranges.stride()).min(data);
+        let (chunk, chunks) = plan.shuffle().window();
+        let window = chunk.saturating_mul(chunks).saturating_mul(ranges.stride()).min(data);
         let wish = Wish { mode, shards: ranges.shards(), part, data, window, own: 0, lanes: LANES };
         let share = memory.0.decide(&wish, memory.1)?;
         let batch = plan.batch_records().saturating_mul(ranges.mean_len());
@@ -325,7 +326,8 @@ impl<D: Units> Reader<D> {
         let mut stats = ReadStats::default();
         let bytes = self.data.size(unit)?;
         self.check(unit)?;
-        self.ahead.advance(&self.data, &self.source, bytes, true, &mut stats);
+        let (of, mut start) = ((&self.data, &self.source), None);
+        self.ahead.advance(of, bytes, &mut start, &mut stats);
         let (data, asked) = (&self.data, stats.disk);
         let filled = self.source.fill(data.shards(), data.extents(unit), bytes, out, &mut stats);
         let read = filled.and_then(|out| data.spread(unit, out).map(|()| out.len()));
@@ -333,7 +335,7 @@ impl<D: Units> Reader<D> {
             lock(&self.ahead.window).missed();
         }
         stats.bytes = *read.as_ref().unwrap_or(&0) as u64;
-        self.ahead.advance(&self.data, &self.source, bytes, false, &mut stats);
+        self.ahead.advance(of, bytes, &mut start, &mut stats);
         *lock(&self.source.stats) += stats;
         read
     }

@@ -58,8 +58,8 @@ struct Lane {
     requests: VecDeque<Request>,
     /// The number of the oldest request.
     first: u64,
-    /// The position. AHEAD: the bytes of the batches or groups that the reader has read since `Reader::begin`, and of
-    /// the one that it is reading. NOW: the number of calls of [`Stream::ask_now`].
+    /// The position. AHEAD: the bytes of the batches or groups that the reader has read since `Reader::begin`, up to the
+    /// first that it is still reading. NOW: the number of calls of [`Stream::ask_now`].
     used: u64,
 }
 
@@ -220,16 +220,15 @@ impl Stream {
 
     /// Starts to read `extents` in their order, as many as there is room for, and removes these from the list. Each
     /// extent has the position after which it is not needed any more. What ends before position `used` was read, or is
-    /// being read: the read itself requests what is missing.
-    pub(super) fn ask(&self, extents: &mut VecDeque<(Extent, u64)>, used: u64) {
+    /// being read: the read itself requests what is missing. All units before position `done` were read.
+    pub(super) fn ask(&self, extents: &mut VecDeque<(Extent, u64)>, used: u64, done: u64) {
         let Some(mut state) = self.state() else { return extents.clear() };
         state.settle_ended();
-        state.lanes[AHEAD].used = used;
+        // A thread may begin to read a unit late, after others have read the next ones.
+        state.lanes[AHEAD].used = done.saturating_sub(self.room[NOW] / 4);
         while let Some((extent, needed)) = extents.front_mut() {
-            // Leave out what is left of a unit that is longer than the lane, if it was read. A unit that another thread reads
-            // keeps its requests until others have taken as many bytes as the lane has.
-            let until = needed.saturating_add(self.room[AHEAD]);
-            if *needed >= used && !self.read(&mut state, extent, AHEAD, until) {
+            // Leave out what is left of a unit that is longer than the lane, if it was read.
+            if *needed >= used && !self.read(&mut state, extent, AHEAD, *needed) {
                 break;
             }
             extents.pop_front();
@@ -368,12 +367,9 @@ impl State {
             let Lane { ring, requests, first, used } = &mut self.lanes[lane];
             let request = requests.front_mut()?;
             let done = request.left == 0 || request.until < *used;
-            let idle = match &request.result {
-                None => false,
-                // If only the request has the memory, nobody copies from it.
-                Some(Ok((memory, _))) => Arc::strong_count(memory) == 1,
-                Some(Err(_)) => true,
-            };
+            // If only the request has the memory, nobody copies from it.
+            let alone = |(memory, _): &(Arc<Buffer>, usize)| Arc::strong_count(memory) == 1;
+            let idle = request.result.as_ref().is_some_and(|read| read.as_ref().ok().is_none_or(alone));
             if !(done && idle) {
                 return None;
             }

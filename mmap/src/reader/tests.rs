@@ -272,7 +272,8 @@ fn a_chunk_waits_for_no_other_chunk() {
         let plan = Plan::builder(records.len()).batch(16).shuffle(shuffle).seed(5).build().unwrap();
         let Some(mut reader) = direct(&records, &plan) else { return };
         // The least memory: a window and an eighth, and two requests.
-        let room = shuffle.window_records() * records.stride() / 8 * 9 + (4 << 20);
+        let (chunk, window) = shuffle.window();
+        let room = chunk * window * records.stride() / 8 * 9 + (4 << 20);
         reader.source.stream = direct_stream(&records, [room, 2 << 20]);
         let begun = Records::read_calls();
         check_without_preads(&reader, plan.clone(), 0);
@@ -401,6 +402,50 @@ fn threads_share_what_is_ahead() {
             });
         }
     }
+}
+
+/// Reads a batch while others read the next `others`, and then the rest of the epoch. Returns the bytes from the disk.
+fn read_slowly(reader: &Reader, plan: &Plan, others: u64) -> u64 {
+    let slow = plan.batch(0, 0).unwrap();
+    let (of, bytes, mut start) = ((&reader.data, &reader.source), reader.data.size(&slow), None);
+    reader.begin(epoch(plan.clone(), 0));
+    reader.ahead.advance(of, bytes, &mut start, &mut ReadStats::default());
+    let check =
+        |batch: &BatchIndices| assert!(read(reader, batch) == plain(&reader.data, batch), "{batch:?}");
+    (1..=others).for_each(|step| check(&plan.batch(0, step).unwrap()));
+    let (extents, mut out) = (reader.data.extents(slow.runs()), vec![0; usize::try_from(bytes).unwrap()]);
+    reader.source.fill(reader.data.shards(), extents, bytes, &mut out, &mut ReadStats::default()).unwrap();
+    assert!(out == plain(&reader.data, &slow));
+    reader.ahead.advance(of, bytes, &mut start, &mut ReadStats::default());
+    (others + 1..plan.steps(0)).for_each(|step| check(&plan.batch(0, step).unwrap()));
+    reader.stats().disk
+}
+
+/// A thread is still reading a batch when others have read more than there is room for: nothing is read again. In windows,
+/// chunks without room are, for as long as that lasts.
+#[test]
+fn a_slow_read_keeps_what_was_requested_for_it() {
+    let (_folder, records) = records(&[48 << 20], 4096);
+    for (shuffle, batch, others, most) in
+        [(Shuffle::Full, 1024, 6, 48 << 20), (window(16, 64), 256, 24, 56 << 20)]
+    {
+        let plan = shuffled(&records, batch, shuffle);
+        let Some(reader) = direct(&records, &plan) else { return };
+        let disk = read_slowly(&reader, &plan, others);
+        assert!(disk <= most, "{shuffle:?}: {disk}");
+    }
+}
+
+/// A thread that has taken a batch may begin to read it after others have read the next ones.
+#[test]
+fn a_late_read_finds_what_was_requested_for_it() {
+    let Some((_folder, records, plan, reader)) = direct_of(48 << 20, 256) else { return };
+    reader.begin(epoch(plan.clone(), 0));
+    let order = (0..20).chain([21, 22, 23, 20]).chain(24..plan.steps(0));
+    for batch in order.map(|step| plan.batch(0, step).unwrap()) {
+        assert!(read(&reader, &batch) == plain(&records, &batch), "{}", batch.step());
+    }
+    assert_eq!(reader.stats().disk, 48 << 20);
 }
 
 /// A request has bytes of many records. If it fails, those are read alone.

@@ -104,8 +104,11 @@ impl Sealed for Arc<Ranges> {
     ) -> Result<bool, Error> {
         let follows = last.is_some_and(|(last, windowed)| *windowed && batch.is_behind(last));
         if let Some(chunks) = windows.then(|| batch.chunks(follows)).flatten() {
-            let life = batch.shuffle.window_records().saturating_mul(self.mean_len());
-            let how = Use::Window(life.saturating_add(life / 4));
+            // A chunk is requested an eighth of a window before its use. The first window begins to slide when half of its
+            // records were taken.
+            let (chunk, window) = batch.shuffle.window();
+            let life = window.saturating_add(window / 4 + 2 + if follows { 0 } else { window / 2 });
+            let how = Use::Window(life.saturating_mul(chunk).saturating_mul(self.mean_len()));
             Ranges::extents(self, chunks.into_iter())
                 .try_for_each(|extent| extent.map(|extent| ask(extent, how)))?;
             return Ok(true);
