@@ -204,6 +204,10 @@ impl Ranges {
 
     /// Returns an upper bound for the bytes of a batch of `records` positions of `list`, in any order. A batch that is longer
     /// than the list starts it again. A record counts as often as the list has it.
+    ///
+    /// It is no bound for a last batch of [`LastBatch::Wrap`](crate::LastBatch::Wrap) with
+    /// [`Shuffle::Window`](crate::Shuffle::Window) in an epoch that began with other batch sizes or numbers of ranks: such a
+    /// batch can have a position once more.
     #[must_use]
     pub fn most_bytes(&self, records: u64, list: &RecordList) -> u64 {
         if !self.is_ragged() {

@@ -4,7 +4,7 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
-use twinbuf_mmap::{LastBatch, Plan, RecordList};
+use twinbuf_mmap::{LastBatch, Plan, Shuffle};
 
 use crate::dataset::Dataset;
 use crate::error::Error;
@@ -66,7 +66,7 @@ impl Field {
         dataset: &dyn Dataset,
         transforms: &[Box<dyn RecordTransform>],
         records: u64,
-        list: &RecordList,
+        plan: &Plan,
     ) -> Result<Self, Error> {
         let record_bytes = dataset.record_bytes();
         let mut first = match dataset.element().map(|(dtype, shape)| RecordType::new(dtype, shape)) {
@@ -95,11 +95,13 @@ impl Field {
             };
             field.records.push(after.map_err(|source| Error::Transform { at: None, source })?);
         }
-        let room = match dataset.files().filter(|_| field.record().is_ragged() && transforms.is_empty()) {
-            Some(files) => files.most_bytes(records, list),
-            None => records.saturating_mul(field.record().len() as u64),
-        };
-        field.room = count(room);
+        // After other batch sizes or ranks, records that a windowed epoch has left can come once more in its last step.
+        let again = plan.last_batch() == LastBatch::Wrap && matches!(plan.shuffle(), Shuffle::Window { .. });
+        let times = if again { 2 + records / plan.list().len() } else { 1 };
+        let files = dataset.files().filter(|_| field.record().is_ragged() && transforms.is_empty());
+        let longest = files.map(|files| files.most_bytes(records.div_ceil(times), plan.list()));
+        let most = records.saturating_mul(field.record().len() as u64);
+        field.room = count(longest.map_or(most, |bytes| bytes.saturating_mul(times).min(most)));
         Ok(field)
     }
 
@@ -121,8 +123,7 @@ impl Layout {
             LastBatch::Wrap => plan.batch_records(),
             LastBatch::Drop | LastBatch::Keep => plan.batch_records().min(plan.records()),
         };
-        let fields =
-            fields.map(|(dataset, transforms)| Field::new(dataset, transforms, records, plan.list()));
+        let fields = fields.map(|(dataset, transforms)| Field::new(dataset, transforms, records, plan));
         let (fields, taken, name) = (fields.collect::<Result<Vec<_>, _>>()?, None, None);
         let layout = Self { depths, records, fields, slot: 0, ahead: 0, taken, lent: false, name };
         let last = usize::try_from(records).ok().and_then(|all| layout.range(layout.fields.len() - 1, all));

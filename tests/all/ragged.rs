@@ -3,6 +3,7 @@
 
 #![allow(clippy::cast_possible_truncation)] // small numbers
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use crate::common::{self, modes};
@@ -257,6 +258,31 @@ fn slots_hold_records_that_repeat() {
             assert!(found.eq(wanted), "{list:?} {last:?} {shuffle:?} {rank}");
         }
     }
+}
+
+/// After another number of ranks, the last step of a windowed epoch can take a record that was left, and then take it
+/// again from the front of the order.
+#[test]
+fn slots_hold_records_that_come_again_after_other_ranks() {
+    let (_dir, data) = data();
+    let mut again = 0;
+    for (seed, batch) in (0..20).flat_map(|seed| [1, 5, 8, 11, 12, 13, 24, 25].map(|batch| (seed, batch))) {
+        let plan = |batch, world| {
+            let plan = Plan::builder(RECORDS).records(50..62).batch(batch).rank(0, world).seed(seed);
+            let shuffle = Shuffle::Window { chunk_records: 2, window_chunks: 2 };
+            plan.shuffle(shuffle).last_batch(LastBatch::Wrap).build().unwrap()
+        };
+        let mut before = Loader::builder(data.clone(), plan(2, 3)).build().unwrap();
+        let from = before.epoch(0).next().unwrap().unwrap().checkpoint();
+        let mut loader = Loader::builder(data.clone(), plan(batch, 1)).build().unwrap();
+        for found in loader.epochs_from(&from, 1).unwrap() {
+            let found = found.unwrap_or_else(|error| panic!("seed {seed}, batches of {batch}: {error:?}"));
+            assert_eq!(records(&found), wanted(&found));
+            let numbers: BTreeSet<u64> = found.plan().runs().flatten().collect();
+            again += u64::from(batch <= 12 && (numbers.len() as u64) < batch);
+        }
+    }
+    assert!(again > 20, "{again}");
 }
 
 #[test]
