@@ -25,7 +25,8 @@ pub struct BatchIndices {
     /// the first. With seams, these are positions among the records that are left.
     pub(super) start: u64,
     pub(super) end: u64,
-    /// With a windowed shuffle, the positions of all batches that follow each other at this rank.
+    /// With a windowed shuffle, the positions of all batches that follow each other at this rank. Empty for a batch
+    /// after those.
     pub(super) share: Range<u64>,
     /// How the order of a windowed shuffle is divided among the ranks.
     pub(super) shares: Shares,
@@ -115,13 +116,13 @@ impl BatchIndices {
     }
 
     /// Returns the chunks that hold the records of a batch of a windowed shuffle. `None` with any
-    /// other shuffle; for a batch that is the only one of its share, because it visits too few
-    /// records of each chunk; and for a batch that crosses a seam or the end of a share.
+    /// other shuffle; for a batch that is the only one of its share or comes after the shares, because it visits
+    /// too few records of each chunk; and for a batch that crosses a seam or the end of a share.
     pub(crate) fn window(&self) -> Option<Window> {
         let Shuffle::Window { chunk_records: chunk, window_chunks: chunks } = self.shuffle else {
             return None;
         };
-        if self.share == (self.start..self.end) {
+        if self.share.is_empty() || self.share == (self.start..self.end) {
             return None;
         }
         let Stretch { position, ahead, .. } = self.stretch()?;

@@ -319,7 +319,7 @@ impl Plan {
     }
 
     /// Returns the positions of a step, and the share around them: with a windowed shuffle, the
-    /// positions of all full steps of this rank, or of a later step alone.
+    /// positions of all full steps of this rank. A later step has no share: it is empty.
     fn positions(&self, step: u64) -> Option<(Range<u64>, Range<u64>)> {
         if step >= self.steps_of(self.rank) {
             None
@@ -329,7 +329,7 @@ impl Plan {
         } else {
             let keeps = self.last_batch == LastBatch::Keep;
             let last = if keeps { self.smaller_batch() } else { self.whole_batch(step) };
-            Some((last.clone(), last))
+            Some((last.clone(), last.start..last.start))
         }
     }
 

@@ -377,6 +377,22 @@ fn chunks_that_are_not_read_whole_make_room() {
     assert!(reader.stats().disk <= 6 * (40 << 20) / 7 * 2, "{:?}", reader.stats());
 }
 
+/// The last batches share chunks with those of other ranks: also a part of one requests its own records alone.
+#[test]
+fn a_part_of_a_last_batch_requests_nothing_of_other_ranks() {
+    let (_folder, records) = records(&[1000 * 4096], 4096);
+    for last in [LastBatch::Keep, LastBatch::Wrap] {
+        let plan = Plan::builder(records.len()).batch(100).shuffle(window(10, 8)).rank(1, 4).last_batch(last);
+        let plan = plan.build().unwrap();
+        let Some(mut reader) = direct(&records, &plan) else { return };
+        // The window ends within the last batch.
+        reader.ahead.prefetch = 130 * 4096;
+        check(&reader, plan, 0);
+        let stats = reader.stats();
+        assert_eq!(stats.disk, stats.bytes, "{last:?}");
+    }
+}
+
 /// Several threads read the batches of one plan.
 #[test]
 fn threads_share_what_is_ahead() {
