@@ -140,9 +140,8 @@ impl Checkpoint {
 
     /// Returns the position at another step of the same epoch.
     #[must_use]
-    pub fn with_step(mut self, step: u64) -> Self {
-        self.step = step;
-        self
+    pub fn with_step(self, step: u64) -> Self {
+        Self { step, ..self }
     }
 
     /// Returns the number of batches from here to the end of epoch `epochs - 1` for a loader with this plan.

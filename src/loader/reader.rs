@@ -145,10 +145,9 @@ impl FieldReader {
                 lengths => lengths.iter().fold(0, |sum: usize, &len| sum.saturating_add(len)),
             };
             let room = transforms.first_mut().map_or(&mut *out, |first| &mut first.scratch);
-            let found = room.len();
+            let found = room.len() as u64;
             let Some(room) = room.get_mut(..wanted) else {
-                let (wanted, found) = (wanted as u64, found as u64);
-                return Err(at.failed(twinbuf_mmap::Error::BufferTooSmall { wanted, found }));
+                return Err(at.failed(twinbuf_mmap::Error::BufferTooSmall { wanted: wanted as u64, found }));
             };
             at.reads(progress.fields, part.first());
             let calls = FileRecords::read_calls();
