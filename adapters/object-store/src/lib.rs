@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use bytes::Bytes;
 use tokio::sync::{OnceCell, Semaphore};
-use tokio::task::JoinSet;
+use tokio::task::{JoinSet, unconstrained};
 use twinbuf::loader::Locator;
 use twinbuf::mmap::DType;
 use twinbuf::{BatchIndices, BoxError, Dataset};
@@ -160,8 +160,7 @@ impl Dataset for Objects {
             let place = self.locate(record).ok_or_else(|| format!("there is no record {record}"));
             place.map(|(shard, offset)| (shard, offset, index * self.record))
         };
-        let pieces: Result<Vec<Piece>, _> = batch.runs().flatten().enumerate().map(piece).collect();
-        let mut pieces = pieces?;
+        let mut pieces = batch.runs().flatten().enumerate().map(piece).collect::<Result<Vec<Piece>, _>>()?;
         pieces.sort_unstable();
         let mut chunks = batch.window_chunks().unwrap_or_default();
         chunks.sort_unstable_by_key(|chunk| chunk.start);
@@ -169,7 +168,9 @@ impl Dataset for Objects {
         let requests = self.requests(&pieces, &chunks);
         // Twice the window: other workers are at other places of the epoch.
         let (mut tasks, mut copied) = (self.fetch(&requests, window.saturating_mul(2)), 0);
-        while let Some(answer) = pollster::block_on(tasks.join_next()) {
+        // The caller may be a task of tokio. Without `unconstrained`, tokio would let it wait 128 times and then for ever, as it
+        // does not give way.
+        while let Some(answer) = pollster::block_on(unconstrained(tasks.join_next())) {
             let (index, bytes) = answer.unwrap_or_else(|_| Err(self.client.ended()))?;
             let Request { range, pieces: within, .. } = &requests[index];
             for &(_, offset, to) in &pieces[within.clone()] {

@@ -12,6 +12,7 @@ use futures_util::{StreamExt, TryFutureExt, TryStreamExt, stream};
 use object_store::path::Path;
 use object_store::{ObjectMeta, ObjectStore, ObjectStoreExt, ObjectStoreScheme, parse_url_opts};
 use tokio::runtime::Builder;
+use tokio::task::unconstrained;
 use twinbuf::{BoxError, Records, mmap};
 use url::Url;
 
@@ -62,7 +63,8 @@ impl Objects {
             }
         };
         let client = Arc::new(Client { store, root, runtime, own, options, counters: Default::default() });
-        let found = client.runtime.spawn(find(client.clone(), url.to_string(), base));
+        // `unconstrained`: see `read`.
+        let found = unconstrained(client.runtime.spawn(find(client.clone(), url.to_string(), base)));
         let heads = pollster::block_on(found).unwrap_or_else(|_| Err(client.ended()))?;
         let (_folder, files) = copies(&heads).map_err(|error| failed(error.into()))?;
         let records = open(&files).map_err(|source| {
