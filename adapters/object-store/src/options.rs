@@ -15,8 +15,9 @@ pub struct Options {
     /// A store that the caller has built, for example with another `RetryConfig`. The URL then only gives the path. Default:
     /// the store of the URL, which retries a failed request up to 10 times within 3 minutes.
     pub store: Option<Arc<dyn ObjectStore>>,
-    /// The caller's runtime, for all requests. It needs its own threads (`new_multi_thread`), timers and I/O. Default: a
-    /// runtime with two threads for these objects.
+    /// The caller's runtime, for all requests. It needs its own threads (`new_multi_thread`), timers and I/O. A task of this
+    /// runtime must not open the objects or read a batch itself: the requests may wait for it, and it for them, for ever.
+    /// Default: a runtime with two threads for these objects.
     pub runtime: Option<Handle>,
     /// The names of the objects below the URL, in the order of their records: as the store lists them, not
     /// percent-encoded as in a URL. HTTP servers without WebDAV have no lists and need them for more than one. Default:
