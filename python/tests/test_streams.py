@@ -191,6 +191,15 @@ def test_on_the_cpu_arrays_become_tensors() -> None:
     assert got["x"].data_ptr() == x.ctypes.data and got["back"].tolist() == [3.0, 2.0, 1.0, 0.0]
 
 
+@pytest.mark.parametrize("device", ["cpu", Late("side")])
+def test_a_field_of_packed_records_becomes_a_tensor(device: Any) -> None:
+    """Its elements are 9 bytes apart. Without a device torch refused it, and the loop ended."""
+    records = np.zeros((2, 3), dtype=[("label", "u1"), ("x", "f8")])
+    records["x"] = np.arange(6.0).reshape(2, 3)
+    (got,) = tb.prefetch([records["x"]], device=device)
+    assert got.tolist() == [[0.0, 1.0, 2.0], [3.0, 4.0, 5.0]]
+
+
 def test_the_batches_of_a_loader_become_tensors() -> None:
     loader, device = loader_of(Numbers(12), 3), Late("side")
     got = list(tb.prefetch(loader.epochs(1), device=device))

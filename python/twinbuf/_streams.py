@@ -426,15 +426,13 @@ def _fill(place: torch.Tensor, source: Any) -> None:
 
 def _array_like(leaf: Any) -> torch.Tensor | None:
     """Return a tensor of the array's shape and type that takes no memory, or None if there is none."""
-    if not isinstance(leaf, numpy.ndarray):
-        return None
     import torch
 
-    try:
-        dtype = torch.from_numpy(numpy.empty(0, leaf.dtype.newbyteorder("="))).dtype
-    except TypeError:  # strings, objects, and types of numbers that torch lacks
-        return None
-    return torch.empty(leaf.shape, dtype=dtype, device="meta")
+    if isinstance(leaf, numpy.ndarray):
+        with contextlib.suppress(TypeError):  # strings, objects, and types of numbers that torch lacks
+            dtype = torch.from_numpy(numpy.empty(0, leaf.dtype.newbyteorder("="))).dtype
+            return torch.empty(leaf.shape, dtype=dtype, device="meta")
+    return None
 
 
 def as_tensors(item: Any) -> Any:
@@ -444,7 +442,9 @@ def as_tensors(item: Any) -> Any:
     def change(leaf: Any) -> Any:
         if _array_like(leaf) is None:
             return leaf
-        usable = leaf.flags.writeable and leaf.dtype.isnative and min(leaf.strides, default=0) >= 0
+        # torch goes forward, by whole elements.
+        steps = all(step >= 0 and step % leaf.itemsize == 0 for step in leaf.strides)
+        usable = steps and leaf.flags.writeable and leaf.dtype.isnative
         return torch.from_numpy(leaf if usable else leaf.astype(leaf.dtype.newbyteorder("=")))
 
     return _change(change, item)
