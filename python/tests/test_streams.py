@@ -169,6 +169,24 @@ def test_every_kind_of_nesting_arrives() -> None:
     assert item["tuple"][0] is x  # the caller's own object is as it was
 
 
+class Foreign:
+    """An array of another library, of a type that DLPack lacks, such as text of pyarrow and int4 of jax."""
+
+    def __dlpack__(self, **options: Any) -> Any:
+        raise BufferError
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return 1, 0
+
+
+@pytest.mark.parametrize("device", ["cpu", Late("side")])
+def test_arrays_of_types_that_torch_lacks_stay(device: Any) -> None:
+    """Those of other libraries ended the loop."""
+    items: list[Any] = [Foreign(), np.array(["a", "b"]), np.zeros(2, "longdouble")]
+    (got,) = tb.prefetch([items], device=device)
+    assert all(new is old for new, old in zip(got, items, strict=True))
+
+
 def test_objects_that_move_themselves_do_so_on_the_callers_stream() -> None:
     packed = torch.nn.utils.rnn.pack_sequence([torch.arange(3.0), torch.arange(2.0)])
     weight = torch.ones(3, requires_grad=True)

@@ -396,13 +396,16 @@ def _change(change: Callable[[Any], Any], item: Any) -> Any:
 
 
 def _imported(leaf: Any) -> Any:
-    """Return an array of a library other than numpy as a tensor of the same memory."""
+    """Return an array of a library other than numpy as a tensor of the same memory, if torch has its type."""
     import torch
     from torch.utils.dlpack import from_dlpack
 
-    if isinstance(leaf, torch.Tensor) or not hasattr(leaf, "__dlpack__") or isinstance(leaf, type):
-        return leaf
-    return leaf if type(leaf).__module__.partition(".")[0] == "numpy" else from_dlpack(leaf)
+    is_own = isinstance(leaf, (torch.Tensor, type)) or type(leaf).__module__.partition(".")[0] == "numpy"
+    if not is_own and hasattr(leaf, "__dlpack__"):
+        # For a type that cannot be exported each library raises another one of these.
+        with contextlib.suppress(BufferError, RuntimeError, TypeError, ValueError):
+            return from_dlpack(leaf)
+    return leaf
 
 
 def _moves_itself(leaf: Any) -> bool:
@@ -459,8 +462,7 @@ def map_leaves(change: Callable[[Any], Any], item: Any) -> Any:
     """
     if item is None or isinstance(item, (str, bytes, bytearray, memoryview, int, float, complex)):
         return item
-    changed = change(item)
-    if changed is not item:
+    if (changed := change(item)) is not item:
         return changed
     keys: Sequence[Any]
     if isinstance(item, Mapping):
