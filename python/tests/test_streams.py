@@ -6,7 +6,7 @@ import contextlib
 import gc
 from collections import namedtuple
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
@@ -185,6 +185,17 @@ def test_arrays_of_types_that_torch_lacks_stay(device: Any) -> None:
     items: list[Any] = [Foreign(), np.array(["a", "b"]), np.zeros(2, "longdouble")]
     (got,) = tb.prefetch([items], device=device)
     assert all(new is old for new, old in zip(got, items, strict=True))
+
+
+@pytest.mark.parametrize("device", ["cpu", Late("side")])
+def test_a_field_of_a_dataclass_may_have_no_value_yet(device: Any) -> None:
+    @dataclass
+    class Lazy:
+        x: Any
+        length: int = field(init=False)
+
+    (got,) = tb.prefetch([Lazy(np.ones(2))], device=device)
+    assert got.x.tolist() == [1.0, 1.0] and not hasattr(got, "length")
 
 
 def test_objects_that_move_themselves_do_so_on_the_callers_stream() -> None:

@@ -470,7 +470,7 @@ def map_leaves(change: Callable[[Any], Any], item: Any) -> Any:
     elif isinstance(item, (tuple, list)):
         keys, values = range(len(item)), list(item)
     elif dataclasses.is_dataclass(item) and not isinstance(item, type):
-        keys = [field.name for field in dataclasses.fields(item)]
+        keys = [field.name for field in dataclasses.fields(item) if hasattr(item, field.name)]
         values = [getattr(item, name) for name in keys]
     else:
         return item
