@@ -168,6 +168,13 @@ def test_rounds_that_are_closed_twice_stay_closed(hooks: dict[str, Any]) -> None
     assert list(rounds) == []
 
 
+def test_before_is_called_for_no_round_that_close_has_ended() -> None:
+    asked = list[int]()
+    rounds = tb.generate(int, before=asked.append)
+    rounds.close()
+    assert list(rounds) == asked == []
+
+
 def test_an_interrupted_close_keeps_the_error_of_before() -> None:
     def before(number: int) -> None:
         if number == 1:

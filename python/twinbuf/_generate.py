@@ -131,7 +131,7 @@ class _Hooked(Loop[T]):
 
     def _ask(self, rounds: int) -> None:
         """Call `before` for the next round, unless it was called for so many, and then let it begin."""
-        if self._before is not None and self._asked < min(rounds, self._rounds):
+        if self._before is not None and not self._closed and self._asked < min(rounds, self._rounds):
             try:
                 called("before", self._before, self._asked)
             except Exception as raised:
