@@ -118,17 +118,18 @@ impl Objects {
     fn fetch(&self, requests: &[Request], most: u64) -> JoinSet<Result<(usize, Bytes), Error>> {
         let limit = Arc::new(Semaphore::new(self.client.options.requests.clamp(1, Semaphore::MAX_PERMITS)));
         let mut tasks = JoinSet::new();
-        for (index, Request { shard, range, kept, .. }) in requests.iter().enumerate() {
+        for (index, &Request { shard, ref range, kept, .. }) in requests.iter().enumerate() {
             let (client, limit) = (self.client.clone(), limit.clone());
-            let (object, range) = (self.shards[*shard].object.clone(), range.clone());
-            let place = if *kept { self.blocks.block(*shard, &range, most) } else { Arc::default() };
+            let (object, range) = (self.shards[shard].object.clone(), range.clone());
+            let place = if kept { self.blocks.block(shard, &range, most) } else { Arc::default() };
             let get = async move {
                 let _turn = limit.acquire().await;
                 let get = async || {
                     let (_, bytes) = client.get(&object, range).await?;
                     client.counters[0].fetch_add(1, Relaxed);
                     client.counters[1].fetch_add(bytes.len() as u64, Relaxed);
-                    Ok(bytes)
+                    // Those of a response may be a part of a larger buffer, which they would keep.
+                    Ok(if kept { Bytes::copy_from_slice(&bytes) } else { bytes })
                 };
                 Ok((index, place.get_or_try_init(get).await?.clone()))
             };

@@ -6,7 +6,7 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::thread;
 use std::time::Duration;
 
-use twinbuf::{BoxError, Dataset, Records};
+use twinbuf::{BoxError, Dataset, Loader, Plan, Records, Shuffle};
 use twinbuf_object_store::{Error, Kind, Objects, Options};
 
 /// Starts a server with objects of 800 bytes. Each answer has the lines `tags`.
@@ -119,5 +119,43 @@ fn passwords_and_signatures_are_in_no_text() -> Result<(), BoxError> {
             "{url}: {text}"
         );
     }
+    Ok(())
+}
+
+/// Chunks of a window take about their own bytes, not the buffers of 8 KiB and more that they were received in.
+#[test]
+#[cfg(target_os = "linux")]
+fn kept_chunks_take_their_bytes() -> Result<(), BoxError> {
+    if std::env::var_os("ALONE").is_none() {
+        // In a process of its own, because it measures the memory of the process.
+        let mut child = std::process::Command::new(std::env::current_exe()?);
+        let child = child.args(["--exact", "kept_chunks_take_their_bytes"]).env("ALONE", "").output()?;
+        assert!(child.status.success(), "{child:?}");
+        return Ok(());
+    }
+    let resident = || {
+        let status = std::fs::read_to_string("/proc/self/status")?;
+        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).ok_or("no VmRSS")?;
+        Ok::<u64, BoxError>(line.trim().trim_end_matches(" kB").parse::<u64>()? << 10)
+    };
+    let options = Options {
+        settings: vec![("allow_http".into(), "true".into())],
+        names: (0..20).map(|name| name.to_string()).collect(),
+        ..Options::default()
+    };
+    let url = format!("http://{}/", serve("ETag: \"a\"\r\n")?);
+    let objects = Objects::open(&url, options, |files| Records::open(files, 8))?;
+    let shuffle = Shuffle::Window { chunk_records: 1, window_chunks: 2000 };
+    let plan = Plan::builder(2000).batch(100).shuffle(shuffle).build()?;
+    let mut loader = Loader::builder(objects.clone(), plan).overlap(false).build()?;
+    let mut epoch = loader.epoch(0);
+    epoch.next().ok_or("no batch")??;
+    let before = resident()?;
+    for batch in epoch {
+        batch?;
+    }
+    assert_eq!(objects.stats().requests, 2000);
+    let more = resident()?.saturating_sub(before);
+    assert!(more < 4 << 20, "{more} bytes for 16000");
     Ok(())
 }
