@@ -165,7 +165,9 @@ impl Dataset for Objects {
         pieces.sort_unstable();
         let mut chunks = batch.window_chunks().unwrap_or_default();
         chunks.sort_unstable_by_key(|chunk| chunk.start);
-        let window = chunks.iter().map(|chunk| chunk.end - chunk.start).sum::<u64>() * self.record as u64;
+        // A block has the gaps between its records too.
+        let each = pieces.iter().map(|piece| self.shards[piece.0].stride).fold(self.record as u64, u64::max);
+        let window = chunks.iter().map(|chunk| chunk.end - chunk.start).sum::<u64>().saturating_mul(each);
         let requests = self.requests(&pieces, &chunks);
         // Twice the window: other workers are at other places of the epoch.
         let (mut tasks, mut copied) = (self.fetch(&requests, window.saturating_mul(2)), 0);
@@ -204,9 +206,8 @@ impl Dataset for Objects {
             let tag = shard.object.tag.as_deref().unwrap_or_default();
             shard.object.size.to_le_bytes().into_iter().chain(tag.bytes()).chain([0])
         });
-        Ok(bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
-            (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
-        }))
+        let step = |hash: u64, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
+        Ok(bytes.fold(0xcbf2_9ce4_8422_2325, step))
     }
 }
 

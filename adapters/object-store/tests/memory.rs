@@ -157,6 +157,24 @@ fn chunks_of_a_window_are_requested_once() -> Result<(), BoxError> {
     Ok(())
 }
 
+/// Also those of windows with gaps between them, which a chunk has too.
+#[test]
+fn chunks_with_gaps_are_requested_once() -> Result<(), BoxError> {
+    let store = Arc::new(InMemory::new());
+    put(&store, "train/a.npy", npy(2000, 50, &bytes(0, 200_000)))?;
+    let cut = Cut::Windows { rows: 2, stride: 20 };
+    let objects = Objects::open("memory:///train/", options(&store), |files| Records::open_npy(files, cut))?;
+    let shuffle = Shuffle::Window { chunk_records: 5, window_chunks: 10 };
+    let plan = Plan::builder(objects.len()).batch(5).shuffle(shuffle).build()?;
+    let mut loader = Loader::builder(objects.clone(), plan).build()?;
+    for batch in loader.epoch(0) {
+        batch?;
+    }
+    // The chunks of an epoch do not begin with the first record.
+    assert_eq!((objects.len(), objects.stats().requests), (100, 21));
+    Ok(())
+}
+
 /// Objects with other bytes of the same size, with fewer, and removed ones.
 #[test]
 fn changes_are_errors() -> Result<(), BoxError> {
