@@ -308,11 +308,10 @@ impl<'h, T: Send + 'static> Generator<'h, T> {
             None if *granted < *end => *end,
             _ => return Ok(()),
         };
-        let next = *next;
         let base = *base.get_or_insert_with(|| {
             let place = |round| (Place { ordinal: round, epoch: round, step: 0 }, round);
-            pipe.post(Box::new((next..).map(place)), 0, 0);
-            next
+            pipe.post(Box::new((*next..).map(place)), 0, 0);
+            *next
         });
         pipe.grant_since(*granted - base, *started);
         Ok(())

@@ -111,11 +111,13 @@ impl<B: Backend> StreamBuilder<B> {
     /// Sets the order of the groups in each pass. `order(pass, step)` returns the index of a group. Default: the
     /// order of [`Groups`] in each pass.
     ///
-    /// `order` must return each group exactly once per pass. Otherwise the pass has no groups, only [`Error::Option`].
-    /// It runs on the caller's thread or on the reading thread. It must return the same result for the same arguments:
-    /// if the reading is more than 16 passes ahead, it is called again for a pass, maybe while the other thread calls
-    /// it too. Example: `move |pass, step| if pass % 2 == 0 { step } else { last - step }` alternates between
-    /// forward and backward order.
+    /// `order` must return each group exactly once per pass. If it does not, or panics, the pass has no groups, only
+    /// [`Error::Option`]. It runs on the caller's thread or on the reading thread, with [`cycle`](Self::cycle) also for
+    /// passes that never begin. It must return the same result for the same arguments: if the reading is more than 16
+    /// passes ahead, it is called again for a pass, maybe while the other thread calls it too.
+    ///
+    /// Example: `move |pass, step| if pass % 2 == 0 { step } else { last - step }` alternates between forward and
+    /// backward order.
     pub fn order(mut self, order: impl Fn(u64, usize) -> usize + Send + Sync + 'static) -> Self {
         self.own.order = Some(Box::new(order));
         self
@@ -260,10 +262,6 @@ impl<B: Backend> TensorStream<B> {
     ///
     /// With overlap, reading starts with this call, or earlier with [`cycle`](StreamBuilder::cycle). If the caller
     /// drops the iterator early, the pass ends: the next call starts a new pass at its first group.
-    ///
-    /// # Panics
-    ///
-    /// If the [order](StreamBuilder::order) function panics.
     pub fn pass(&mut self) -> Pass<'_, B> {
         self.begin_pass();
         Items::lent(self)
@@ -287,10 +285,6 @@ impl<B: Backend> TensorStream<B> {
 
     /// Iterates over the groups of the next pass as [`pass`](Self::pass) does, but owns the stream.
     /// [`Items::into_front`] returns it.
-    ///
-    /// # Panics
-    ///
-    /// As [`pass`](Self::pass).
     pub fn into_pass(mut self) -> Pass<'static, B> {
         self.begin_pass();
         Items::owned(self)
@@ -434,9 +428,9 @@ impl<B: Backend> Course<Group<B>> for TensorStream<B> {
 /// The iterator returns every group before the one that failed, then one error, and then ends.
 ///
 /// - [`Error::Load`]: a file could not be read.
-/// - [`Error::Option`]: the [order](StreamBuilder::order) does not return each group exactly once, or the memory of a
-///   group cannot be allocated.
-/// - [`Error::Panicked`]: the order panicked on the reading thread, or the waker of a task panicked.
+/// - [`Error::Option`]: the [order](StreamBuilder::order) panics or does not return each group exactly once, or the memory
+///   of a group cannot be allocated.
+/// - [`Error::Panicked`]: the waker of a task panicked.
 /// - [`Error::Upload`]: a copy to the device failed.
 /// - [`Error::SlotHeld`]: the caller did not drop an earlier group within the
 ///   [`held_timeout`](StreamBuilder::held_timeout).

@@ -9,6 +9,7 @@ use twinbuf_mmap::{Buffer, Groups, Reader};
 
 use crate::error::Error;
 use crate::pipe::Place;
+use crate::thread::caught;
 
 /// Returns the group of a pass and a step.
 pub(super) type Order = Box<dyn Fn(u64, usize) -> usize + Send + Sync>;
@@ -159,7 +160,7 @@ impl Schedule {
                 let again = if first.is_some() { " again" } else { "" };
                 if first == Some(true) { Ok(group) } else { Err(format!("{group}{again} at step {step}")) }
             };
-            (0..all).map(group).collect()
+            caught(|| (0..all).map(group).collect()).unwrap_or_else(|panic| Err(format!("a panic: {panic}")))
         });
         let wanted = || format!("each of {all} groups once in pass {pass}");
         groups.clone().map_err(|found| Error::option("order", wanted(), found))

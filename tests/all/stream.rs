@@ -102,6 +102,34 @@ fn a_pass_after_one_with_an_order_that_is_none_has_its_groups() {
     }
 }
 
+/// With `cycle` the reading thread asks ahead: the panic was the error of the first pass, also of a program that never begins
+/// the pass whose order panics.
+#[test]
+fn a_panic_of_an_order_is_the_error_of_its_pass() {
+    let model = Model::new(&SIZES);
+    for cycle in [false, true] {
+        let order = |pass: u64, step| {
+            assert!(pass != 2, "on purpose");
+            step
+        };
+        let builder = stream(model.groups()).order(order);
+        let mut layers = if cycle { builder.cycle() } else { builder }.build().unwrap();
+        for pass in 0..4 {
+            let mut groups = layers.pass();
+            if pass != 2 {
+                model.check_all(groups, 0..SIZES.len());
+                continue;
+            }
+            let error = groups.next().unwrap().unwrap_err();
+            assert!(matches!(error, Error::Option { option: "order", .. }), "{error}");
+            let text = error.to_string();
+            assert!(text.ends_with("once in pass 2, found a panic: on purpose"), "{text}");
+            assert!(groups.next().is_none());
+        }
+        layers.close().unwrap();
+    }
+}
+
 /// The usual order with a state: both sides have the same for a pass, or one would wait for groups that do not come.
 #[test]
 fn an_order_is_called_once_for_a_pass() {
@@ -481,16 +509,4 @@ fn an_error_has_the_place_in_the_pass() {
     until(|| pass.report().loads >= 8 + 4);
     drop(pass);
     assert_eq!(at(&layers.close().unwrap_err()), (1, Some(4)));
-    // An order that panics on the reading thread only, where that looks for what to read after this pass.
-    let (model, caller) = (Model::new(&all), thread::current().id());
-    let order = move |pass, step| {
-        assert!(pass == 0 || thread::current().id() == caller, "on purpose");
-        7 - step
-    };
-    let mut layers = stream(model.groups()).keep(3).cycle().order(order).build().unwrap();
-    let mut pass = layers.pass();
-    let error = pass.next().unwrap().unwrap_err();
-    assert!(matches!(error, Error::Panicked { who: "reader", .. }), "{error}");
-    assert_eq!(at(&error), (0, Some(0)), "{error}");
-    assert!(pass.next().is_none());
 }
