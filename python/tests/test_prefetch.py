@@ -544,6 +544,24 @@ def test_a_state_that_begins_with_the_iteration_is_none() -> None:
     assert list(items) == list(range(1, 9)) and batches.state_dict() == 8
 
 
+def test_a_state_of_the_items_may_be_none() -> None:
+    """It was that of the item before."""
+
+    class Ends:
+        at: int | None = 0
+
+        def __iter__(self) -> Iterator[int]:
+            for at in range(3):
+                self.at = at + 1 if at < 2 else None
+                yield at
+
+        def state_dict(self) -> int | None:
+            return self.at
+
+    batches = tb.prefetch(Ends())
+    assert [(batch, batches.state_dict()) for batch in batches] == [(0, 1), (1, 2), (2, None)]
+
+
 class Stateful:
     """Counts as StatefulDataLoader does, and hands out its own dictionary."""
 

@@ -163,8 +163,8 @@ class Prefetcher(Around[T]):
         self._convert = device is not None and self._streams is None
         self._name, self._trace = text_of("name", name), path_or_none("trace", trace)
         self._epochs = 0
-        # The state, if any, after the last item that the loop received. Empty: that is the iterable's present
-        # state, because the loop came to the end.
+        # The state, if any, after the last item that the loop received, in a list. Empty: that is the
+        # iterable's present state, because the loop came to the end.
         self._place: list[Any] = []
         # Why the iterable has no state, though its class has the method.
         self._stateless = ""
@@ -297,7 +297,7 @@ class _Stateful(Prefetcher[T]):
             return self._iterable.state_dict()  # type: ignore[attr-defined]
         if self._stateless:
             raise AttributeError(self._stateless)
-        return copy.deepcopy(self._place[0])
+        return copy.deepcopy(self._place[0][0])
 
     def load_state_dict(self, state: Any) -> None:
         """Set the state of the iterable; it takes effect at the next ``iter()``."""
@@ -360,6 +360,8 @@ def _marked(loader: Any, iterator: Iterator[Any]) -> Iterator[tuple[Any, bool, i
 def _copies(iterable: Any) -> tuple[Callable[[], Any] | None, Any, str]:
     """Return a function that copies the iterable's state, which it may change later in place, and a copy.
 
+    Each copy is in a list, because a state may be None.
+
     None, None and why if there is no state: a loader of accelerate has the method also around a loader that
     has it not.
     """
@@ -367,6 +369,6 @@ def _copies(iterable: Any) -> tuple[Callable[[], Any] | None, Any, str]:
     if states is None:
         return None, None, "the iterable has no `state_dict`"
     try:
-        return lambda: copy.deepcopy(states()), copy.deepcopy(states()), ""
+        return lambda: [copy.deepcopy(states())], [copy.deepcopy(states())], ""
     except AttributeError as error:
         return None, None, str(error) or "`state_dict` of the iterable raised AttributeError"
