@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import Case, saved
+from interrupts import Now
 from sets import Numbers, loader_of
 
 import twinbuf as tb
@@ -297,15 +298,23 @@ def test_a_state_loaded_in_the_middle_ends_the_iteration(numbers: Callable[..., 
     assert len(list(loader.epochs(1))) == 16
 
 
-@pytest.mark.parametrize("options", [{}, {"overlap": False}, {"map": lambda batch: batch}])
-def test_a_state_that_is_refused_in_the_middle_is_no_end_of_the_epoch(npy: Case, options: Any) -> None:
-    """The loop that went on got no error: it seemed to have had all batches."""
+@pytest.mark.parametrize("options", [{}, {"overlap": False}, {"map": lambda batch: batch}, {"device": Now()}])
+@pytest.mark.parametrize("wrong", ["shuffle", "unknown field `more`"])
+def test_a_state_that_is_refused_in_the_middle_is_no_end_of_the_epoch(
+    npy: Case, wrong: str, options: Any
+) -> None:
+    """The loop that went on got no error: it seemed to have had all batches. No dict leaves it alone."""
     loader = build(npy, "full", **options)
     iterator = loader.epochs(1)
     next(iterator)
+    for no_state in (3, {(1, 2): 3}):
+        with pytest.raises(TypeError, match="state"):
+            loader.load_state_dict(no_state)  # type: ignore[arg-type]
+    next(iterator)
     state = loader.state_dict()
-    with pytest.raises(tb.CheckpointError, match="shuffle"):
-        loader.load_state_dict(build(npy, "in order").state_dict())
+    with pytest.raises(tb.CheckpointError, match=wrong):
+        other = build(npy, "in order").state_dict() if wrong == "shuffle" else state | {"more": 1}
+        loader.load_state_dict(other)
     with pytest.raises(tb.LoaderError, match="a state was loaded"):
         next(iterator)
     assert loader.state_dict() == state

@@ -268,10 +268,9 @@ class Loader(_Loader, Generic[Made]):
         The iteration ends first: a loop whose items end asks it why. The thread may be waiting for its batch.
         """
         self._check()
-        if self._sender is not None:
-            self._end_iteration(closes, self._sender.last())
-            if not self._sender.stop(timeout):
-                raise LoaderTimeoutError(f"wanted the end of a load within {timeout or 0:.3f} s")
+        self._end_iteration(closes, self._sender and self._sender.last())
+        if self._sender is not None and not self._sender.stop(timeout):
+            raise LoaderTimeoutError(f"wanted the end of a load within {timeout or 0:.3f} s")
 
     def set_epoch(self, epoch: SupportsIndex) -> None:
         """Make ``epoch`` the next one that ``iter(loader)`` begins."""
@@ -324,7 +323,6 @@ class Loader(_Loader, Generic[Made]):
         8 KiB: a change between these is not noticed. A Python data set has no fingerprint, unless it has an
         attribute ``fingerprint``.
         """
-        self._stop_sending()
         values.instance_of("state", dict, state, "a dict")
         try:
             # `operator.index` converts numpy's integers to Python's.
@@ -332,6 +330,7 @@ class Loader(_Loader, Generic[Made]):
         except (TypeError, ValueError) as error:
             kind = TypeError if isinstance(error, TypeError) else CheckpointError
             raise kind(f"state: {error}") from None
+        self._stop_sending()  # also for a state that is refused, as `_load`
         self._load(text)
         if self._sender is not None:
             self._sender.place = []
