@@ -155,17 +155,15 @@ impl Front for Batches {
 
 impl State {
     /// Returns the checkpoint at which an iteration over these epochs begins: the loaded state, the position if that is
-    /// their start, or the end of the epoch before them, if the last iteration ended in that epoch. `None`: the iteration
-    /// begins at the start of the first one, as if all epochs before it had been run with this plan.
+    /// their start, or the end of the epoch before them, if the position is in that epoch. `None`: the iteration begins
+    /// at the start of the first one, as if all epochs before it had been run with this plan.
     fn origin(&self, epochs: &Range<u64>, single: bool) -> Option<Checkpoint> {
-        let loaded = self.own.resume.as_ref().filter(|resume| goes_on(resume, epochs, single)).cloned();
-        let start = |at: Checkpoint| match at.epoch().checked_add(1) == Some(epochs.start) {
-            true => Some(at.next_epoch()),
-            false => Some(at).filter(|at| (at.epoch(), at.step()) == (epochs.start, 0)),
-        };
-        // `before` is the loop's own position where batches are sent ahead of it, or one was put back.
-        let positions = self.own.before.iter().cloned().chain(self.at());
-        loaded.or_else(|| positions.min_by_key(|at| (at.epoch(), at.step())).and_then(start))
+        let Position(at) = self.position()?;
+        match &self.own.resume {
+            Some(resume) if goes_on(resume, epochs, single) => Some(at),
+            _ if at.epoch().checked_add(1) == Some(epochs.start) => Some(at.next_epoch()),
+            _ => Some(at).filter(|at| (at.epoch(), at.step()) == (epochs.start, 0)),
+        }
     }
 
     /// Returns the number of batches of an iteration over these epochs that begins now.
@@ -201,7 +199,6 @@ impl State {
     pub(crate) fn begin(&mut self, epochs: Range<u64>, single: bool) -> Result<(), Error> {
         let origin = self.origin(&epochs, single);
         self.leave(false);
-        self.own.resume.take_if(|resume| !goes_on(resume, &epochs, single));
         let start = origin.as_ref().map_or(epochs.start, Checkpoint::epoch);
         if start >= epochs.end {
             // No epoch is left to iterate over: keep the position.

@@ -120,6 +120,19 @@ def test_set_epoch(npy: Case) -> None:
         assert [batch.epoch for batch in other.epoch(epoch)] == [epoch] * steps
 
 
+@pytest.mark.parametrize("epoch", [1, 2])
+def test_a_later_epoch_of_a_resumed_loop_is_that_of_the_loop_which_went_on(epoch: int) -> None:
+    """If that left out an epoch, it took all steps for those of its own plan: a schedule had another size."""
+    data, plan = Numbers(48), [(6, 2), (28, 3), (1, 8)]
+    first, loader, resumed = (loader_of(data, batch) for batch in (4, plan, plan))
+    next(first.epochs(1))
+    loader.load_state_dict(first.state_dict())
+    assert bytes_of(loader.epochs(1))
+    resumed.load_state_dict(loader.state_dict())
+    assert bytes_of(loader.epoch(epoch)) == bytes_of(resumed.epoch(epoch))
+    assert loader.state_dict() == resumed.state_dict()
+
+
 def test_a_state_may_have_integers_of_numpy(npy: Case) -> None:
     loader = build(npy, "full")
     next(loader.epochs(1))
