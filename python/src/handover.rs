@@ -9,7 +9,7 @@
 //! gives it the items.
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::task::Poll;
 use std::thread::{self, ThreadId};
@@ -30,8 +30,10 @@ use crate::report::{self, report};
 
 pub(crate) struct Item {
     item: Py<PyAny>,
-    /// The state of the iterable after this item.
+    /// The state of the iterable after this item; while the loop has it, and may give it back, the one before it.
     state: Option<Py<PyAny>>,
+    /// Its number, once it was received.
+    number: u64,
 }
 
 /// The state of the thread that makes the items. That thread and the loop that receives the items share it.
@@ -166,7 +168,7 @@ impl Worker {
         state: Option<Py<PyAny>>,
         kept: Option<&Bound<'_, PyList>>,
     ) -> PyResult<bool> {
-        lock(&self.shared.front.made).push_back(Item { item, state });
+        lock(&self.shared.front.made).push_back(Item { item, state, number: 0 });
         self.fill(|fill| fill.commit(0));
         if let Some(kept) = kept {
             return kept.del_slice(0, kept.len()).map(|()| false);
@@ -272,6 +274,8 @@ pub(crate) struct Ahead {
     /// A list that the Python code reads: the state of the iterable after the last item that the loop received. It is
     /// empty at the end, where that is the present state of the iterable.
     place: Option<Py<PyList>>,
+    /// The largest number of an item that the loop took. Relaxed: the GIL orders its uses.
+    newest: AtomicU64,
 }
 
 #[derive(Default)]
@@ -281,6 +285,8 @@ pub(crate) struct Counts {
     waits: bool,
     /// The number of items at the front of [`Ahead::made`] that were put back.
     put_back: usize,
+    /// The number of items that were received.
+    received: u64,
 }
 
 type Shared = iterate::Shared<Ahead>;
@@ -290,7 +296,7 @@ impl Ahead {
     /// Takes the items that nobody will receive. Their drop may run Python code, so the lock is free by then.
     fn take_made(&self) -> impl Iterator<Item = Py<PyAny>> {
         let made = mem::take(&mut *lock(&self.made));
-        made.into_iter().flat_map(|Item { item, state }| iter::once(item).chain(state))
+        made.into_iter().flat_map(|Item { item, state, .. }| iter::once(item).chain(state))
     }
 
     fn is_stopped(&self) -> bool {
@@ -322,9 +328,10 @@ impl Front for Ahead {
         }
     }
 
-    fn received(&self, _: &mut State, _: Filled<(), ()>) -> Result<Option<Item>, Error> {
+    fn received(&self, state: &mut State, _: Filled<(), ()>) -> Result<Option<Item>, Error> {
+        state.own.received += 1;
         // There is none if `close` or the end of the program has dropped it.
-        Ok(lock(&self.made).pop_front())
+        Ok(lock(&self.made).pop_front().map(|item| Item { number: state.own.received, ..item }))
     }
 
     fn put_back(&self, state: &mut State, item: Item, again: bool) -> Option<Item> {
@@ -341,11 +348,15 @@ impl Front for Ahead {
         lock(&self.made).pop_front()
     }
 
-    fn handed_out(&self, py: Python<'_>, item: &mut Item) {
-        if let (Some(place), Some(state)) = (&self.place, item.state.take()) {
-            // The list has one element, or none.
-            let _ = place.bind(py).set_item(0, state);
+    /// Exchanges the state at `place`, for the loop, and that of the item.
+    fn passes(&self, py: Python<'_>, item: &mut Item, to_loop: bool) {
+        if to_loop && self.newest.fetch_max(item.number, Ordering::Relaxed) > item.number {
+            item.state = None; // another thread took a later item first
         }
+        let (Some(place), Some(state)) = (&self.place, &mut item.state) else { return };
+        let place = place.bind(py);
+        // The list has one element, or none.
+        let _ = place.get_item(0).and_then(|other| place.set_item(0, mem::replace(state, other.unbind())));
     }
 
     fn failed(&self, state: &mut State, error: &Error) -> bool {
@@ -433,7 +444,7 @@ impl Items {
         pipe.begin(epoch, (0..all).map(|_| ()), if rounds.is_some() { 0 } else { all });
         let driven = Mutex::new(pipe.driven().pop());
         let (made, rounds) = (Mutex::default(), rounds.is_some());
-        let front = Ahead { made, parts, making, rounds, place };
+        let front = Ahead { made, parts, making, rounds, place, newest: AtomicU64::default() };
         let run = Run::Running(pipe::Items::owned(pipe));
         let shared = iterate::Shared::new(front, name, run);
         shared.front.making.shared.get_or_init(|| Arc::downgrade(&shared));
@@ -451,7 +462,7 @@ impl Items {
 
     fn __next__(&self, py: Python<'_>) -> PyResult<Option<Py<PyAny>>> {
         Ok(self.items.next(py)?.map(|mut item| {
-            self.items.shared.front.handed_out(py, &mut item);
+            self.items.shared.front.passes(py, &mut item, true);
             item.item
         }))
     }

@@ -69,8 +69,8 @@ pub(crate) trait Front: Sized + Send + Sync + 'static {
         state.put_back.take()
     }
 
-    /// The item is the loop's.
-    fn handed_out(&self, _py: Python<'_>, _item: &mut Self::Item) {}
+    /// The item passes to the loop, or back from it.
+    fn passes(&self, _py: Python<'_>, _item: &mut Self::Item, _to_loop: bool) {}
 
     /// A fill has failed. Returns whether the loop gets the error.
     fn failed(&self, state: &mut State<Self>, _error: &Error) -> bool {
@@ -533,11 +533,12 @@ impl<F: Front> Loop<F> {
             Poll::Ready(None) => Err(PyStopIteration::new_err(())),
             Poll::Ready(Some(mut item)) => {
                 let (shared, number, object) = (self.shared.clone(), self.number(), object(&item)?);
-                let leave: Leave = Box::new(move |py, left| match left {
-                    Left::Out => shared.front.handed_out(py, &mut item),
-                    left => shared.put_back(py, number, item, left == Left::Back),
+                shared.front.passes(py, &mut item, true);
+                let back: Back = Box::new(move |py, again| {
+                    shared.front.passes(py, &mut item, false);
+                    shared.put_back(py, number, item, again);
                 });
-                Ok(Some(Taken { item: object, leave: Mutex::new(Some(leave)) }))
+                Ok(Some(Taken { item: object, back: Mutex::new(Some(back)) }))
             }
         }
     }
@@ -596,51 +597,36 @@ impl<F: Front> Drop for Loop<F> {
     }
 }
 
-/// What becomes of an item that was taken.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Left {
-    /// The loop gets it.
-    Out,
-    /// The next call has it again.
-    Back,
-    /// A function of the program failed for it.
-    Gone,
-}
-
 /// An item that was taken for the loop. If `_loop.py` does not hand it out, for example after Ctrl-C, the next call
 /// returns it again, unless a function of the program failed for it.
 #[pyclass(frozen, module = "twinbuf._twinbuf", name = "_Taken")]
 pub(crate) struct Taken {
     #[pyo3(get)]
     item: Py<PyAny>,
-    leave: Mutex<Option<Leave>>,
+    /// What gives it back. `None`: the loop has it, or gave it back.
+    back: Mutex<Option<Back>>,
 }
 
-type Leave = Box<dyn FnOnce(Python<'_>, Left) + Send>;
-
-impl Taken {
-    fn leave(&self, py: Python<'_>, left: Left) {
-        let leave = lock(&self.leave).take();
-        leave.into_iter().for_each(|leave| leave(py, left));
-    }
-}
+type Back = Box<dyn FnOnce(Python<'_>, bool) + Send>;
 
 #[pymethods]
 impl Taken {
     /// The loop gets it. It is an attribute because no signal is handled between a store to one and a return.
     #[setter]
-    fn set_handed_out(&self, py: Python<'_>, _yes: bool) {
-        self.leave(py, Left::Out);
+    fn set_handed_out(&self, _yes: bool) {
+        let back = lock(&self.back).take();
+        drop(back);
     }
 
     /// The next call has it ``again``, or nobody: a function of the program failed for it.
     fn back(&self, py: Python<'_>, again: bool) {
-        self.leave(py, if again { Left::Back } else { Left::Gone });
+        let back = lock(&self.back).take();
+        back.into_iter().for_each(|back| back(py, again));
     }
 }
 
 impl Drop for Taken {
     fn drop(&mut self) {
-        Python::try_attach(|py| self.leave(py, Left::Back));
+        Python::try_attach(|py| self.back(py, true));
     }
 }

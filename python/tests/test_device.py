@@ -11,6 +11,7 @@ import time
 import types
 import weakref
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -212,6 +213,39 @@ def test_the_state_counts_what_was_received(numbers: Numbers, overlap: bool) -> 
         # Back to the middle of an iteration that continues.
         loader.load_state_dict(states[3])
         assert places(loader.epochs(2)) == steps[3:], taken
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize("device", [None, "late"])
+def test_the_state_within_map_counts_the_batch(numbers: Numbers, overlap: bool, device: str | None) -> None:
+    """On a device it was the one before: whoever kept a state with each batch had that batch again."""
+
+    def with_state(batch: tb.Batch) -> tuple[int, int]:
+        return batch.step, loader.state_dict()["step"]
+
+    loader = numbers(device=device and Late("side"), overlap=overlap, map=with_state)
+    assert list(loader.epoch(0)) == [(step, step + 1) for step in range(16)]
+
+
+def test_the_state_does_not_go_back_where_threads_share_the_loop(numbers: Numbers) -> None:
+    """A slow `map` set the position after its own batch, behind that of another thread."""
+    begun, go = threading.Event(), threading.Event()
+
+    def slow(batch: tb.Batch) -> int:
+        if batch.step == 0:
+            begun.set()
+            assert go.wait(60)
+        return batch.step
+
+    loader = numbers(device=Late("side"), map=slow)
+    items = loader.epoch(0)
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(next, items)
+        assert begun.wait(60)
+        assert next(items) == 1
+        go.set()
+        assert first.result() == 0
+    assert loader.state_dict()["step"] == 2
 
 
 def test_epochs_go_on_as_without_a_device(numbers: Numbers) -> None:
