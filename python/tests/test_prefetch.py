@@ -9,6 +9,7 @@ import gc
 import sys
 import threading
 import traceback
+import types
 import weakref
 from collections.abc import Iterable, Iterator
 from typing import Any, Protocol, runtime_checkable
@@ -648,6 +649,18 @@ def test_the_device_of_the_thread_is_the_callers(monkeypatch: pytest.MonkeyPatch
         items = iter(tb.prefetch(torch.cuda.current_device() for _ in range(3)))
         made = tb.generate(lambda _: torch.cuda.current_device(), rounds=2)
     assert list(items) == [3] * 3 and list(made) == [3] * 2
+
+
+@pytest.mark.parametrize("there", ["", "cuda", "cuda is_grad_enabled is_inference_mode_enabled"])
+def test_a_loop_may_begin_while_another_thread_imports_torch(
+    there: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The module lacks most names then: a third of the loops that began raised AttributeError."""
+    partial = types.ModuleType("torch")
+    for name in there.split():
+        setattr(partial, name, getattr(torch, name))
+    monkeypatch.setitem(sys.modules, "torch", partial)
+    assert list(tb.prefetch([1, 2])) == list(tb.generate(lambda number: number + 1, rounds=2)) == [1, 2]
 
 
 def test_the_mode_of_the_thread_is_the_callers() -> None:

@@ -53,7 +53,9 @@ def starter(items: _Items[Any], name: str, upload: Upload | None = None) -> Call
     function, it can be called again: only one thread gets the worker.
     """
     modes: list[Mode] = []
-    if (torch := sys.modules.get("torch")) is not None:
+    torch: Any = sys.modules.get("torch")
+    # While another thread imports torch, it lacks these, and this thread has changed no mode.
+    if hasattr(torch, "cuda") and hasattr(torch, "set_grad_enabled"):
         if torch.cuda.is_initialized():
             modes.append(partial(torch.cuda.device, torch.cuda.current_device()))
         inference, enabled = torch.is_inference_mode_enabled(), torch.is_grad_enabled()
