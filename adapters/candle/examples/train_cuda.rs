@@ -31,7 +31,7 @@ fn train(path: &Path, device: &Device) -> Result<Vec<f32>, BoxError> {
     let plan = Plan::builder(data.len()).batch(64).shuffle(Shuffle::Full).seed(42).build()?;
     // candle's own context. The uploader leaves it as it is.
     let context = device.as_cuda_device()?.cuda_stream().context().clone();
-    let mut loader = Loader::builder(data, plan).transform(normalise).cuda(context).build()?;
+    let mut loader = Loader::builder(data, plan.clone()).transform(normalise).cuda(context).build()?;
 
     let weight = Var::zeros((CLASSES, PIXELS), DType::F32, device)?;
     let bias = Var::zeros(CLASSES, DType::F32, device)?;

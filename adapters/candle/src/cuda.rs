@@ -24,11 +24,12 @@ use crate::{TensorError, shape_of};
 ///
 /// Those of [`tensor`](crate::tensor); [`TensorError::Device`] if the batch is in another context, or the driver fails.
 pub fn device_tensor(batch: DeviceBatch, device: &Device) -> Result<Tensor, TensorError> {
-    let (Some(of), None) = (batch.field_type(0), batch.field_type(1)) else {
+    if batch.field_count() != 1 {
         let at = At { loader: None, epoch: batch.epoch(), step: Some(batch.step()) };
         let (wanted, found) = ("a batch of one field".to_string(), "several".to_string());
         return Err(TensorError::Batch(Error::Field { at, field: 0, wanted, found }));
-    };
+    }
+    let of = batch.field_type(0).map_err(TensorError::Batch)?;
     let (to, whole) = shape_of(of, batch.plan().len())?;
     match to {
         To::U8 => owned::<u8>(batch, whole, device),
