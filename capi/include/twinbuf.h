@@ -5,8 +5,8 @@
 // its value is a number that is looked up, never followed, and never given twice. So a call with a handle that was freed
 // is an error. Records and loaders are freed by twinbuf_free, and batches by twinbuf_release.
 //
-// After fork(), only the process that made a loader can use it. pthread_cancel of a thread inside a call can abort the
-// process.
+// After fork(), only the process that made a loader can use it. If another thread is inside a call during fork(), calls
+// of the child can wait without end. pthread_cancel of a thread inside a call can abort the process.
 
 #ifndef TWINBUF_H
 #define TWINBUF_H

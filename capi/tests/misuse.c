@@ -6,6 +6,7 @@
 #include <string.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
+#include <sys/wait.h>
 #include <twinbuf.h>
 #include <unistd.h>
 
@@ -474,6 +475,40 @@ static void cancelled(void) {
     FAILS(twinbuf_cancel(loader), TWINBUF_ERROR_HANDLE, "freed");
 }
 
+// A child of fork() reads with a loader of its own. It cannot use its parent's, and frees it.
+static void forked(void) {
+    twinbuf_loader *loader = open_loader(0);
+    OK(twinbuf_epochs(loader, 0, 1));
+    twinbuf_batch batch = {.size = sizeof batch}, held[2] = {batch, batch};
+    // All slots: the reading thread waits during the fork, and holds no lock of the allocator.
+    for (int i = 0; i < 2; i++) OK(twinbuf_next(loader, &held[i], UINT64_MAX));
+    pid_t child = fork();
+    REQUIRE(child >= 0);
+    uint64_t next = 2;
+    if (child == 0) {
+        FAILS(twinbuf_next(loader, &batch, UINT64_MAX), TWINBUF_ERROR_OTHER, "forked");
+        for (int i = 0; i < 2; i++) OK(twinbuf_release(&held[i]));
+        OK(twinbuf_close(loader, UINT64_MAX));
+        OK(twinbuf_free(loader));
+        loader = open_loader(0);
+        OK(twinbuf_epochs(loader, 0, 1));
+        next = 0;
+    } else {
+        int status;
+        REQUIRE(waitpid(child, &status, 0) == child && status == 0);
+        for (int i = 0; i < 2; i++) OK(twinbuf_release(&held[i]));
+    }
+    for (; next < 5; next++) {
+        OK(twinbuf_next(loader, &batch, UINT64_MAX));
+        REQUIRE(batch.step == next && batch.data[0] == 2 * next);
+        OK(twinbuf_release(&batch));
+    }
+    REQUIRE(twinbuf_next(loader, &batch, UINT64_MAX) == TWINBUF_END);
+    OK(twinbuf_close(loader, UINT64_MAX));
+    OK(twinbuf_free(loader));
+    if (child == 0) _exit(0);
+}
+
 static void stuck_read(void) {
     twinbuf_loader *loader = open_loader(0);
     set_stuck(1);
@@ -583,6 +618,7 @@ int main(int argc, char **argv) {
     after_the_end();
     two_threads();
     cancelled();
+    forked();
     stuck_read();
     faults_of_files(argv[1]);
     ended_before_each_batch(argv[1]);
