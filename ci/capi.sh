@@ -55,7 +55,13 @@ cargo clippy --quiet --manifest-path capi/Cargo.toml -- -D warnings
 cargo build --quiet --package twinbuf-capi --lib --example trainer
 python3 capi/examples/data.py "$out/data.bin"
 
-make --silent -C capi install PROFILE=dev PREFIX="$out/prefix" 2>&1 | grep -v Finished || true
+make --silent -C capi build install PROFILE=dev PREFIX="$out/prefix" 2>&1 | grep -v Finished || true
+# As root without cargo, and to a folder with a space in its name, for a package that is moved.
+moved="$out/a root"
+rm -rf "$moved"
+env -i PATH=/usr/bin:/bin CARGO_TARGET_DIR="$target" make --silent -C capi install PROFILE=dev DESTDIR="$moved" PREFIX=/usr
+[[ $(PKG_CONFIG_PATH=$moved/usr/lib/pkgconfig pkg-config --define-variable=prefix=/moved --libs twinbuf) == -L/moved/lib* ]]
+rm -r "$moved"
 export PKG_CONFIG_PATH=$out/prefix/lib/pkgconfig LD_LIBRARY_PATH=$out/prefix/lib
 sanitizers=(-O1 -g -fsanitize=address,undefined -fno-sanitize-recover=undefined)
 for program in capi/examples/read.c capi/tests/misuse.c; do
