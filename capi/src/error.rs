@@ -111,8 +111,7 @@ impl Failure {
 
 impl From<mmap::Error> for Failure {
     fn from(error: mmap::Error) -> Self {
-        let source = std::error::Error::source(&error).map_or(String::new(), |source| format!(": {source}"));
-        Self::new(TWINBUF_ERROR_FILE, format!("{error}{source}")).at(error.place())
+        Self::new(TWINBUF_ERROR_FILE, format!("{error:?}")).at(error.place())
     }
 }
 
