@@ -620,13 +620,13 @@ fn wait(
     most: Duration,
 ) -> Result<Next, Failure> {
     const PIECE: Duration = Duration::from_millis(20);
-    // The first look does not wait, and needs no clock.
-    let (mut left, mut start) = (Duration::ZERO, None);
+    let (mut left, mut start) = (most, None);
     loop {
         if cancelled.load(Ordering::Relaxed) && cancelled.swap(false, Ordering::Relaxed) {
             return Err(Failure::new(TWINBUF_ERROR_CANCELLED, "loader: twinbuf_cancel ended the wait"));
         }
-        let found = if start.is_none() { epochs.try_next() } else { epochs.next_timeout(left.min(PIECE)) };
+        let piece = left.min(PIECE);
+        let found = if piece.is_zero() { epochs.try_next() } else { epochs.next_timeout(piece) };
         if found.is_ready() {
             return Ok(found);
         }
@@ -638,7 +638,8 @@ fn wait(
             let at = At { loader: None, epoch: next.epoch(), step: Some(next.step()) };
             return Err(Error::SlotHeld { at, option: "depth", slots }.into());
         }
-        left = most.saturating_sub(start.get_or_insert_with(Instant::now).elapsed());
+        // Without a clock before the first piece, in which most batches come.
+        left = most.saturating_sub(start.get_or_insert_with(|| Instant::now() - piece).elapsed());
         if left.is_zero() {
             return Ok(found);
         }
