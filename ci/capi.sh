@@ -72,14 +72,35 @@ done
 c++ -std=c++17 -Wall -Wextra -Werror "${sanitizers[@]}" -ffp-contract=off capi/examples/trainer.cpp \
   $(pkg-config --cflags --libs twinbuf) -o "$out/trainer-cpp"
 echo '#include <twinbuf.h>' | c++ -Wall -Wextra -Werror -I capi/include -fsyntax-only -x c++ -
-c++ -std=c++17 -Wall -Wextra -Werror -I capi/include -fsyntax-only -x c++ - <<'CPP'
+c++ -std=c++17 -Wall -Wextra -Werror "${sanitizers[@]}" -I capi/include -x c++ - -x none "$target/debug/libtwinbuf_capi.a" \
+  -lpthread -ldl -lm -o "$out/owners" <<'CPP'
+#include <cstring>
+#include <thread>
 #include <twinbuf.hpp>
 #include <type_traits>
 template <class... Owners> constexpr bool moved_and_not_copied =
     ((std::is_nothrow_move_constructible_v<Owners> && std::is_nothrow_move_assignable_v<Owners> &&
       !std::is_copy_constructible_v<Owners> && !std::is_copy_assignable_v<Owners>) && ...);
 static_assert(moved_and_not_copied<twinbuf::Batch, twinbuf::Records, twinbuf::Loader, twinbuf::Loader::Iterator>);
+// A destructor of a thread that ends, when the texts of the thread's errors are gone.
+bool thrown = false;
+struct Late {
+    ~Late() {
+        try { twinbuf::check(twinbuf_free(this)); } catch (const twinbuf::Error &error) {
+            thrown = error.code == TWINBUF_ERROR_HANDLE && std::strlen(error.what()) && error.offset == -1;
+        }
+    }
+};
+int main() {
+    std::thread([] {
+        thread_local Late late;
+        (void)&late;
+        twinbuf_free(&late);
+    }).join();
+    return !thrown;
+}
 CPP
+"$out/owners"
 rm -rf "$out/files" && mkdir "$out/files"
 "$out/misuse" "$out/files"
 

@@ -385,8 +385,9 @@ int32_t twinbuf_close(twinbuf_loader *loader,
 // threads that free the same handle, one gets the error.
 int32_t twinbuf_free(void *handle);
 
-// Returns the last error of this thread, or NULL if no call on this thread failed. The result and its texts are valid
-// until the next call that fails on this thread, or its end. A call that succeeds does not change it.
+// Returns the last error of this thread, or NULL if no call on this thread failed, and in destructors that run while the
+// thread or the program ends. The result and its texts are valid until the next call that fails on this thread, or its
+// end. A call that succeeds does not change it.
 const twinbuf_error *twinbuf_last_error(void);
 
 #ifdef __cplusplus

@@ -13,13 +13,13 @@ struct Error : std::runtime_error {
     int code;
     std::string path;     // empty: no file
     std::int64_t offset;  // -1: none
-    explicit Error(const twinbuf_error &error)
-        : std::runtime_error(error.message), code(error.code), path(error.path ? error.path : ""),
-          offset(error.offset) {}
+    explicit Error(int of, const twinbuf_error *last = twinbuf_last_error())
+        : std::runtime_error(last ? last->message : "the thread is ending"), code(of),
+          path(last && last->path ? last->path : ""), offset(last ? last->offset : -1) {}
 };
 // Returns an outcome that is no error.
 template <class Code> Code check(Code code) {
-    if (code < 0) throw Error(*twinbuf_last_error());
+    if (code < 0) throw Error(static_cast<int>(code));
     return code;
 }
 // A struct of twinbuf.h with its size set and all other fields 0.

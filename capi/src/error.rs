@@ -68,8 +68,9 @@ thread_local! {
     static LAST: RefCell<Option<(twinbuf_error, Failure)>> = const { RefCell::new(None) };
 }
 
-/// Returns the last error of this thread, or NULL if no call on this thread failed. The result and its texts are valid
-/// until the next call that fails on this thread, or its end. A call that succeeds does not change it.
+/// Returns the last error of this thread, or NULL if no call on this thread failed, and in destructors that run while the
+/// thread or the program ends. The result and its texts are valid until the next call that fails on this thread, or its
+/// end. A call that succeeds does not change it.
 #[unsafe(no_mangle)]
 pub extern "C" fn twinbuf_last_error() -> *const twinbuf_error {
     // A thread that is ending has lost its last error.
