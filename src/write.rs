@@ -58,7 +58,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use bytemuck::{AnyBitPattern, NoUninit};
-use twinbuf_core::TryRecvError;
+use twinbuf_core::TryAcquireError;
 use twinbuf_mmap::{Buffer, DType};
 
 use crate::error::Error;
@@ -186,13 +186,13 @@ impl WriterBuilder {
             std::path::absolute(&path).and_then(|to| Temporary::create(to, shard.is_some())?.alone(200));
         let temporary = made.map_err(|error| Error::Write(why("create", error)))?;
         let failed = why("write", io::Error::other("the writing thread is in another process, or panicked"));
-        let (alive, ended) = HeapRing::new(vec![()]).into_handles();
-        let disk = Disk { to: self, files: 0, file: None, bytes: 0, temporary, _alive: alive };
+        let (discard, discarded) = HeapRing::new(vec![()]).into_handles();
+        let disk = Disk { to: self, files: 0, file: None, bytes: 0, temporary, discarded };
         let slots = slots.into_iter().map(|buffer| (Some(buffer), 0));
         let (producer, parts) = HeapRing::new(slots.collect::<Vec<Part>>()).into_handles();
         let builder = thread::Builder::new().name(name(None, "write"));
         let thread = builder.spawn(move || disk.run(parts)).map_err(Error::Spawn)?;
-        let (running, started) = (Some(ForkGuard::new((producer, ended, thread))), Instant::now());
+        let (running, started) = (Some(ForkGuard::new((producer, discard, thread))), Instant::now());
         let (tail, current, given, filled, bytes, waiting) = (Vec::new(), None, 0, 0, 0, Duration::ZERO);
         Ok(Writer { running, failed, row, slot, tail, current, given, filled, bytes, started, waiting })
     }
@@ -346,14 +346,15 @@ impl Writer {
         Ok(())
     }
 
-    /// Ends the thread, and waits for it, at most for `limit`. After an error, returns that one again.
+    /// Ends the thread, and waits for it; if it does not finish, at most for `limit`. After an error, returns it again.
     fn end(&mut self, finish: bool, limit: Duration) -> Result<(u64, Duration), Error> {
         self.current = None;
         let running = self.running.take().and_then(ForkGuard::into_inner);
-        let ended = running.and_then(|(producer, mut ended, thread)| {
+        let ended = running.and_then(|(producer, mut discard, thread)| {
             finish.then(|| producer.finish()); // otherwise it is only dropped
-            // A thread that is left behind owns all that it uses: its file, and its side of the ring.
-            let is_left = matches!(ended.recv_timeout(limit), Err(TryRecvError::Empty));
+            let is_told = !finish && discard.fill(|()| ()).is_ok();
+            // A thread that is left behind owns all that it uses: its file, and its sides of the rings.
+            let is_left = is_told && matches!(discard.acquire_timeout(limit), Err(TryAcquireError::Full));
             if is_left { None } else { thread.join().ok() }
         });
         let ended = ended.unwrap_or_else(|| Err(self.failed.clone()));
@@ -411,10 +412,10 @@ impl fmt::Display for Written {
 /// may end inside of a block.
 type Part = (Option<Buffer>, usize);
 
-/// The ring; one for nothing, whose producer the thread drops at its end; and the thread, which returns the number of
-/// files, and how long it was busy.
+/// The ring; one that is filled to discard what is not written yet, and whose consumer the thread drops at its end; and
+/// the thread, which returns the number of files, and how long it was busy.
 type Running =
-    (Producer<'static, Part>, Consumer<'static, ()>, thread::JoinHandle<Result<(u64, Duration), Failure>>);
+    (Producer<'static, Part>, Producer<'static, ()>, thread::JoinHandle<Result<(u64, Duration), Failure>>);
 
 /// The side of the thread.
 struct Disk {
@@ -426,8 +427,8 @@ struct Disk {
     bytes: u64,
     /// Dropped after the file, whose descriptor it may need.
     temporary: Temporary,
-    /// Dropped last: the writer then knows that all is removed.
-    _alive: Producer<'static, ()>,
+    /// Not empty once the writer is to end without a file. Dropped last: the writer then knows that all is removed.
+    discarded: Consumer<'static, ()>,
 }
 
 impl Disk {
@@ -453,7 +454,7 @@ impl Disk {
 
     fn write(&mut self, part: &mut Part) -> Result<(), Failure> {
         let ((Some(buffer), end), mut at) = (part, 0) else { return Ok(()) };
-        while at < *end {
+        while at < *end && self.discarded.is_empty() {
             let room = self.to.shard_bytes.map_or(u64::MAX, |most| most - self.bytes);
             let len = usize::try_from(room).unwrap_or(usize::MAX).min(*end - at);
             self.put(&buffer[at..at + len], self.end())?;

@@ -367,21 +367,35 @@ mod unix {
         assert_eq!(unsafe { libc::mkfifo(name.as_ptr(), 0o600) }, 0);
     }
 
-    /// The disk: a pipe in place of the first shard. Who opens it to write waits until another opens it to read.
+    /// The disk: who opens the first shard waits while this process has a lease of it (fcntl(2)). Who opens the second
+    /// one, a pipe, waits for ever: what is discarded is not written before it is removed.
+    #[cfg(target_os = "linux")]
     #[test]
     fn a_disk_that_hangs_is_left() {
         let folder = folder();
         let path = folder.path().join("x");
         let is_left = |end: fn(Writer)| {
-            let mut out = sharded(Writer::raw(&path, 1).slot_bytes(0), Some(4096)).build().unwrap();
+            // SAFETY: sets no handler. The signal says that another waits for the lease.
+            unsafe { libc::signal(libc::SIGIO, libc::SIG_IGN) };
+            let builder = Writer::raw(&path, 1).slot_bytes(0).depth(4);
+            let mut out = sharded(builder, Some(8192)).build().unwrap();
             let temporary = names(folder.path());
-            let shard = folder.path().join(&temporary[0]).join("00000.bin");
-            make_pipe(&shard);
-            out.write_all(&[7; 10_000]).unwrap();
+            let [first, second] =
+                ["00000.bin", "00001.bin"].map(|name| folder.path().join(&temporary[0]).join(name));
+            make_pipe(&second);
+            let first = fs::File::create_new(first).unwrap();
+            // SAFETY: the descriptor is open.
+            let lease = |call, how: libc::c_int| unsafe { libc::fcntl(first.as_raw_fd(), call, how) };
+            if lease(libc::F_SETLEASE, libc::F_WRLCK) != 0 {
+                eprintln!("not checked: F_SETLEASE: {}", io::Error::last_os_error());
+                return true;
+            }
+            out.write_all(&[7; 3 * 8192]).unwrap();
+            until(|| lease(libc::F_GETLEASE, 0) != libc::F_WRLCK); // the thread waits
             end(out);
             let found = names(folder.path());
-            // The disk answers, so the thread ends and removes the file.
-            drop(fs::File::open(&shard).unwrap());
+            // The disk answers, so the thread ends and removes the files.
+            assert_eq!(lease(libc::F_SETLEASE, libc::F_UNLCK), 0);
             until(|| names(folder.path()).is_empty());
             found == temporary
         };

@@ -38,6 +38,7 @@ MUTANTS = [
     (WRITE, "an error is not kept", ".inspect_err(|failure| self.failed = failure.clone())", ""),
     (WRITE, "a row may be cut off", "        if bytes % row != 0 {", "        if bytes % row != 0 && false {"),
     (WRITE, "a forked process waits for a thread", ".filter(|running| !running.is_foreign())", ""),
+    (WRITE, "what is discarded is written first", "while at < *end && self.discarded.is_empty() {", "while at < *end {"),
     # The thread.
     (WRITE, "after an error it goes on", "            self.write(&mut part)?;\n", "            let _ = self.write(&mut part);\n"),
     (WRITE, "an empty file is not made", "if self.file.is_some() || self.files == 0 {", "if self.file.is_some() {"),

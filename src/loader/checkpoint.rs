@@ -93,10 +93,6 @@ pub(crate) struct Identity {
     pub(crate) trained: (u64, u64),
 }
 
-/// The version of the format of saved checkpoints.
-#[cfg(feature = "serde")]
-const VERSION: u32 = 4;
-
 /// Where a loader continues.
 #[derive(Debug)]
 pub(crate) struct Start {

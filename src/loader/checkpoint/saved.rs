@@ -7,9 +7,12 @@ use std::path::Path;
 
 use twinbuf_mmap::{PartialEpoch, Plan};
 
-use super::{Checkpoint, Identity, VERSION};
+use super::{Checkpoint, Identity};
 use crate::error::{BoxError, Error};
 use crate::temporary::{Temporary, check_size};
+
+/// The version of the format.
+const VERSION: u32 = 4;
 
 /// The fields of a saved [`Checkpoint`]. In a checkpoint from [`Checkpoint::start`], the fields about the plan and the
 /// data set are `null`. serde takes a missing `Option` for `null`, unless another function deserializes it.
