@@ -198,6 +198,42 @@ def test_a_copy_from_a_device_that_fails_at_the_end_discards_the_file(
     assert names(tmp_path) == []
 
 
+@pytest.mark.parametrize("end", ["finish", "discard"])
+def test_a_tensor_on_a_device_after_the_end_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
+    device = Late("")
+    monkeypatch.setattr("twinbuf._write.home", lambda rows: device)
+    out = tb.Writer(tmp_path / "x.npy", "int64")
+    getattr(out, end)()
+    with pytest.raises(tb.LoaderError, match="has ended"):
+        out.append(device.empty_like(torch.empty(2, dtype=torch.int64)))
+
+
+def test_a_tensor_that_a_thread_appends_while_another_finishes_is_not_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device = Late("")
+    monkeypatch.setattr("twinbuf._write.home", lambda rows: device)
+    tensor = device.empty_like(torch.empty(2, dtype=torch.int64))
+    out = tb.Writer(tmp_path / "x.npy", "int64")
+    out.append(tensor)
+    writer = out._writer
+
+    class Between:
+        """Another thread appends after the rows of this one, before the end."""
+
+        append_first = writer.append_first
+
+        def finish(self) -> str:
+            in_threads(1, lambda _: out.append(tensor))
+            return writer.finish()
+
+    out._writer = Between()
+    out.finish()
+    assert len(np.load(tmp_path / "x.npy")) == 4
+
+
 def test_threads_append_whole_arrays(tmp_path: Path) -> None:
     with tb.Writer(tmp_path / "x.npy", "int64", (2,), slot_bytes=0) as out:
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import weakref
 from functools import partial
-from types import TracebackType
 from typing import Any, Self
 
 import numpy
@@ -69,6 +68,8 @@ class Writer:
         # Copies from a device that are not in the file yet, for one thread at a time.
         self._download: Download | None = None
         self._turn = InTurn("the writer was called")
+        # How many of them may be left when `append` returns: none that would come after the end.
+        self._ahead = 2
         self._discarded = False
         # Also at the end of the program: no temporary file stays.
         weakref.finalize(self, self._writer.discard)
@@ -97,6 +98,7 @@ class Writer:
         self._drain(1)
         place = self._download.place(rows)
         self._download.send(rows, place, self._bytes(place.numpy()))
+        self._drain(self._ahead)
 
     def _write(self, rows: Any) -> None:
         self._writer.append(self._bytes(numpy.asarray(rows, order="C")))
@@ -114,13 +116,14 @@ class Writer:
 
     def finish(self) -> str:
         """Write the rest, sync it, and name the file. Return a line that tells where the time went."""
+        self._ahead = 0
         if self._download is not None:
             self._turn(partial(self._drain, 0))
         return self._writer.finish()  # type: ignore[no-any-return]
 
     def discard(self) -> None:
         """Stop, and remove what was written, unless the file has its name already."""
-        self._discarded = True
+        self._discarded, self._ahead = True, 0
         self._writer.discard()
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -129,9 +132,7 @@ class Writer:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         try:
             if kind is None and not self._discarded:
                 self.finish()
