@@ -175,7 +175,7 @@ impl Timeline {
         let mut timeline = Self::default();
         let mut parts = Vec::new();
         for path in paths {
-            parts.push(timeline.read_one(path)?);
+            parts.append(&mut timeline.read_one(path)?);
         }
         let first = parts.iter().filter_map(|part| part.origin).min().unwrap_or(0);
         for part in parts {
@@ -203,45 +203,45 @@ impl Timeline {
         Ok(timeline)
     }
 
-    fn read_one(&mut self, path: &Path) -> Result<Part, BoxError> {
+    /// Reads the traces of a file, which are several if it was joined from several.
+    fn read_one(&mut self, path: &Path) -> Result<Vec<Part>, BoxError> {
         let failed = |error| format!("{}: {error}", path.display());
         let mut file = BufReader::new(File::open(path).map_err(failed)?);
-        let mut part = Part::default();
-        let mut line = Vec::new();
+        let (mut parts, mut line) = (Vec::new(), Vec::new());
         let (mut ended, unread) = (false, self.unread);
+        let within = |event: &Event| event.ts.abs().max(event.dur) < LONGEST;
         while file.by_ref().take(LINE).read_until(b'\n', &mut line).map_err(failed)? > 0 {
-            if line.len() as u64 == LINE && !line.ends_with(b"\n") && part.processes.is_empty() {
+            if line.len() as u64 == LINE && !line.ends_with(b"\n") && parts.is_empty() {
                 break;
             }
             let text = line.trim_ascii();
             let text = text.strip_prefix(b",").unwrap_or(text);
             let text = text.strip_suffix(b",").unwrap_or(text).trim_ascii();
             match text {
-                b"" | b"[" => {}
-                b"]" => ended = true,
-                _ => match serde_json::from_slice::<Event>(text) {
-                    Ok(event) if event.ts.abs().max(event.dur) < LONGEST => part.add(event),
+                b"" => {}
+                b"[" | b"]" => ended = text == b"]",
+                _ => match serde_json::from_slice(text) {
+                    Ok(event) if within(&event) => add(&mut parts, event),
                     _ => self.unread += 1,
                 },
             }
             line.clear();
         }
-        if part.processes.is_empty() {
+        if parts.is_empty() {
             // Another program has put it on other lines, such as `jq`.
             let file = BufReader::new(File::open(path).map_err(failed)?);
             if let Ok(events) = serde_json::from_reader::<_, Vec<Event>>(file) {
                 (ended, self.unread) = (true, unread);
-                let within = |event: &Event| event.ts.abs().max(event.dur) < LONGEST;
-                events.into_iter().filter(within).for_each(|event| part.add(event));
+                events.into_iter().filter(within).for_each(|event| add(&mut parts, event));
             }
         }
-        if part.processes.is_empty() {
+        if parts.is_empty() {
             return Err(no_spans(path).into());
         }
         if !ended {
             self.open.push(path.to_path_buf());
         }
-        Ok(part)
+        Ok(parts)
     }
 
     /// The start of the first span and the end of the last one, in microseconds.
@@ -319,7 +319,7 @@ fn no_spans(path: &Path) -> String {
     format!("{}: no spans: wanted a trace by twinbuf, one event a line", path.display())
 }
 
-/// The contents of one file.
+/// The contents of one trace.
 #[derive(Default)]
 struct Part {
     /// The zero of its clock, in microseconds since 1970.
@@ -333,22 +333,25 @@ struct Process {
     tracks: BTreeMap<u64, (Option<String>, Vec<Span>)>,
 }
 
-impl Part {
-    fn add(&mut self, event: Event) {
-        let Event { name, ph, pid, tid, ts, dur, args } = event;
-        let process = self.processes.entry(pid).or_default();
-        match (&*ph, &*name) {
-            ("M", "process_name") => process.name = args.name,
-            ("M", "thread_name") => process.tracks.entry(tid).or_default().0 = args.name,
-            ("M", "clock_origin") => self.origin = args.unix_us,
-            ("X", _) => {
-                let Args { epoch, step, .. } = args;
-                // An epoch has its number in its name.
-                let name = if name.starts_with("epoch ") { "epoch".to_string() } else { name };
-                let span = Span { name, start: ts, long: dur.max(0.0), epoch, step };
-                process.tracks.entry(tid).or_default().1.push(span);
-            }
-            _ => {}
+/// Adds an event to the last trace of a file. Its clock is the first event of each: a second one begins another trace.
+fn add(parts: &mut Vec<Part>, event: Event) {
+    let Event { name, ph, pid, tid, ts, dur, args } = event;
+    if parts.last().is_none_or(|part| part.origin.is_some() && name == "clock_origin") {
+        parts.push(Part::default());
+    }
+    let Some(part) = parts.last_mut() else { return };
+    let process = part.processes.entry(pid).or_default();
+    match (&*ph, &*name) {
+        ("M", "process_name") => process.name = args.name,
+        ("M", "thread_name") => process.tracks.entry(tid).or_default().0 = args.name,
+        ("M", "clock_origin") => part.origin = args.unix_us,
+        ("X", _) => {
+            let Args { epoch, step, .. } = args;
+            // An epoch has its number in its name.
+            let name = if name.starts_with("epoch ") { "epoch".to_string() } else { name };
+            let span = Span { name, start: ts, long: dur.max(0.0), epoch, step };
+            process.tracks.entry(tid).or_default().1.push(span);
         }
+        _ => {}
     }
 }

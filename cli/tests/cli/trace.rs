@@ -45,8 +45,8 @@ fn known(folder: &TempDir) -> [PathBuf; 2] {
             span(name, [rank, tid], [start, long], [7, step])
         };
         let lines = [
-            meta("process_name", 1, &format!(r#""name":"twinbuf rank {rank} of 2""#)),
             meta("clock_origin", 1, &format!(r#""unix_us":{}"#, 1_700_000_000_000_000 + 1000 * rank)),
+            meta("process_name", 1, &format!(r#""name":"twinbuf rank {rank} of 2""#)),
             meta("thread_name", 1, r#""name":"train""#),
             meta("thread_name", 2, r#""name":"<read>""#),
             span("disk_load", 2, 100, 3000, 0),
@@ -199,6 +199,24 @@ fn a_trace_on_other_lines_is_read() {
         fs::write(trace, written).unwrap();
         assert_eq!(text(&folder, "trace rank0.json"), wanted);
     }
+}
+
+/// As by `cat`, or by `jq -s add`.
+#[test]
+fn traces_that_were_joined_to_one_file_are_on_one_clock() {
+    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let texts = known(&folder).map(|path| fs::read(path).unwrap());
+    let wanted = text(&folder, "trace rank0.json rank1.json");
+    has(&wanted, &["2 epochs, 4 steps in 0.007 s"]);
+    let events = texts.each_ref().map(|text| serde_json::from_slice::<Vec<Value>>(text).unwrap());
+    for joined in [texts.concat(), serde_json::to_vec(&events.concat()).unwrap()] {
+        fs::write(folder.path().join("joined.json"), joined).unwrap();
+        assert_eq!(text(&folder, "trace joined.json"), wanted);
+    }
+    // The second of the two was cut off.
+    fs::write(folder.path().join("joined.json"), [&texts[0][..], &texts[1][..texts[1].len() - 2]].concat())
+        .unwrap();
+    has(&text(&folder, "trace joined.json"), &["joined.json: has no end"]);
 }
 
 #[test]
