@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
-use std::io::{BufRead, BufReader, Read};
+use std::io::{BufRead, BufReader, Read, Seek};
 use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
@@ -227,9 +227,8 @@ impl Timeline {
             }
             line.clear();
         }
-        if parts.is_empty() {
-            // Another program has put it on other lines, such as `jq`.
-            let file = BufReader::new(File::open(path).map_err(failed)?);
+        // Another program has put it on other lines, such as `jq`. A pipe cannot be read again.
+        if parts.is_empty() && file.rewind().is_ok() {
             if let Ok(events) = serde_json::from_reader::<_, Vec<Event>>(file) {
                 (ended, self.unread) = (true, unread);
                 events.into_iter().filter(within).for_each(|event| add(&mut parts, event));

@@ -219,6 +219,28 @@ fn traces_that_were_joined_to_one_file_are_on_one_clock() {
     has(&text(&folder, "trace joined.json"), &["joined.json: has no end"]);
 }
 
+/// It can be read only once.
+#[test]
+#[cfg(target_os = "linux")]
+fn a_pipe_is_read_to_its_end() {
+    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    known(&folder);
+    for (input, expected) in [("rank0.json", Ok("1 epoch, 2 steps")), ("/dev/null", Err("pipe: no spans"))] {
+        let command = format!("mkfifo pipe && (cat {input} > pipe & exec timeout 100 \"$0\" trace pipe)");
+        let run = Command::new("sh")
+            .args(["-c", &command, env!("CARGO_BIN_EXE_twinbuf")])
+            .current_dir(&folder)
+            .output();
+        fs::remove_file(folder.path().join("pipe")).unwrap();
+        let Run { code, stdout, stderr } = run.unwrap().into();
+        assert_eq!(code, Some(if expected.is_ok() { 0 } else { 2 }), "{stderr}");
+        match expected {
+            Ok(line) => has(&stdout, &[line]),
+            Err(line) => has(&stderr, &[line]),
+        }
+    }
+}
+
 #[test]
 fn a_trace_that_was_cut_off_is_read_as_far_as_it_goes() {
     let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
