@@ -172,8 +172,8 @@ impl Timeline {
     /// Reads traces and puts them on one clock. With one event per line, as [`twinbuf::observe::Trace`] writes it, a
     /// truncated file is read up to its end; otherwise it must be a whole JSON array.
     pub(crate) fn read(paths: &[PathBuf]) -> Result<Self, BoxError> {
-        let mut timeline = Self::default();
-        let mut parts = Vec::new();
+        let (mut timeline, mut parts) = (Self::default(), Vec::new());
+        let mut names = HashMap::new();
         for path in paths {
             parts.append(&mut timeline.read_one(path)?);
         }
@@ -183,7 +183,10 @@ impl Timeline {
             let shift = part.origin.map_or(0.0, |origin| (origin - first) as f64);
             for (pid, process) in part.processes {
                 let number = timeline.processes.len();
-                timeline.processes.push(process.name.unwrap_or_else(|| format!("process {pid}")));
+                let name = process.name.unwrap_or_else(|| format!("process {pid}"));
+                // Those of two runs that are no ranks of each other may have one name.
+                let same = names.entry(name.clone()).and_modify(|same| *same += 1).or_insert(1);
+                timeline.processes.push(if *same > 1 { format!("{name} ({same})") } else { name });
                 for (tid, (name, mut spans)) in process.tracks {
                     if spans.is_empty() {
                         continue;

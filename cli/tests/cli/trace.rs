@@ -219,6 +219,17 @@ fn traces_that_were_joined_to_one_file_are_on_one_clock() {
     has(&text(&folder, "trace joined.json"), &["joined.json: has no end"]);
 }
 
+/// Runs that are no ranks of each other have the same names.
+#[test]
+fn processes_of_one_name_are_told_apart() {
+    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    known(&folder);
+    let found = text(&folder, "trace rank0.json rank0.json rank0.json");
+    for number in ["", " (2)", " (3)"] {
+        has(&found, &[&format!("\ntwinbuf rank 0 of 2{number}, train  ")]);
+    }
+}
+
 /// It can be read only once.
 #[test]
 #[cfg(target_os = "linux")]
