@@ -12,7 +12,8 @@ use crate::error::Error;
 /// Get a checkpoint from a [`Batch`](crate::Batch), [`Epochs`](crate::loader::Epochs) or [`Loader`](crate::Loader),
 /// save it with the model, and pass it to [`Loader::epochs_from`](crate::Loader::epochs_from). With the feature
 /// `serde`, a checkpoint is `Serialize` and `Deserialize`, and has the methods `save` and `load_or_start`. The names
-/// of the serialized fields are a stable format.
+/// of the serialized fields are a stable format. Use a format that writes them, such as JSON or CBOR: a checkpoint in
+/// one that does not, such as bincode, cannot be loaded.
 ///
 /// A checkpoint does not contain depth, overlap, hints, rank or transforms. All ranks have the same checkpoint after
 /// the same step: any rank can resume from any other rank's checkpoint. A loader with another batch size or number
