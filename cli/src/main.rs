@@ -42,7 +42,7 @@ fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             // The standard error may be closed; the exit code remains.
-            let _ = writeln!(io::stderr(), "twinbuf: {}", text::printable(&chain(&*error)));
+            let _ = writeln!(io::stderr(), "twinbuf: {}", text::printable(&in_shell(&chain(&*error))));
             ExitCode::from(2)
         }
     }
@@ -60,6 +60,12 @@ fn chain(error: &(dyn std::error::Error + 'static)) -> String {
         next = cause.source();
     }
     line
+}
+
+/// Replaces a call that the library advises by what a shell does.
+fn in_shell(line: &str) -> String {
+    let line = line.replace(": if it is a pattern, expand it with `files()`", "");
+    line.replace("list its files with `files()`", "name its files, as the shell does for `folder/*`")
 }
 
 /// Writes `text` to standard output. A reader that has closed it is not an error.

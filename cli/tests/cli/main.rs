@@ -122,7 +122,11 @@ fn bad_input_is_one_line_and_exit_code_2() {
         ("frobnicate", "frobnicate"),
         ("inspect", "<FILE>..."),
         ("inspect missing.bin", "missing.bin\": no such file"),
-        ("inspect .", "wanted a regular file, found a directory"),
+        (
+            "inspect .",
+            "wanted a regular file, found a directory: name its files, as the shell does for `folder/*`\n",
+        ),
+        ("inspect *.bin", "*.bin\": no such file\n"),
         ("inspect fifo", "found a FIFO"),
         ("inspect empty.bin", "empty.bin"),
         ("inspect cut.npy", "cut.npy"),
