@@ -111,7 +111,7 @@ fn look(path: &Path, shape: &Shape) -> Result<Found, BoxError> {
                 // One tensor that is a single number does not make the others fail.
                 content: match records {
                     Ok(records) => Content::Records(Layout::of(&records, 0)),
-                    Err(error) => Content::None { error: error.to_string() },
+                    Err(error) => Content::None { error: text::chain(&error) },
                 },
                 tensor: Some(name),
             })
@@ -222,7 +222,7 @@ fn cache(path: &Path) -> Result<Cache, BoxError> {
     }
     match Records::open([path], 1)?.residency() {
         Ok(Residency { pages, resident }) => Ok(Cache::Counted { pages, resident }),
-        Err(error) => unknown(&error.to_string()),
+        Err(error) => unknown(&text::chain(&error)),
     }
 }
 

@@ -42,24 +42,10 @@ fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             // The standard error may be closed; the exit code remains.
-            let _ = writeln!(io::stderr(), "twinbuf: {}", text::printable(&in_shell(&chain(&*error))));
+            let _ = writeln!(io::stderr(), "twinbuf: {}", text::printable(&in_shell(&text::chain(&*error))));
             ExitCode::from(2)
         }
     }
-}
-
-/// An error and its causes on one line. Causes that the error has printed already are left out.
-fn chain(error: &(dyn std::error::Error + 'static)) -> String {
-    let mut line = error.to_string();
-    let mut next = error.source();
-    while let Some(cause) = next {
-        let text = cause.to_string();
-        if !line.ends_with(&text) {
-            line = format!("{line}: {text}");
-        }
-        next = cause.source();
-    }
-    line
 }
 
 /// Replaces a call that the library advises by what a shell does.

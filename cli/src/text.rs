@@ -1,4 +1,4 @@
-//! Numbers and paths in readable form.
+//! Numbers, paths and errors in readable form.
 
 use std::path::{Path, PathBuf};
 
@@ -8,6 +8,20 @@ use serde::Serializer;
 pub(crate) fn printable(text: &str) -> String {
     let escaped = |c: char| if c.is_control() { c.escape_default().to_string() } else { c.to_string() };
     text.chars().map(escaped).collect()
+}
+
+/// An error and its causes on one line. Causes that the error has printed already are left out.
+pub(crate) fn chain(error: &(dyn std::error::Error + 'static)) -> String {
+    let mut line = error.to_string();
+    let mut next = error.source();
+    while let Some(cause) = next {
+        let text = cause.to_string();
+        if !line.ends_with(&text) {
+            line = format!("{line}: {text}");
+        }
+        next = cause.source();
+    }
+    line
 }
 
 /// `1536` as `1.5 KiB`.

@@ -69,6 +69,21 @@ fn inspect_tells_each_format() {
 }
 
 /// A count high enough that a look at the header for each of them would take minutes.
+/// A limit of the process leaves no room to map the file.
+#[test]
+#[cfg(target_os = "linux")]
+fn the_page_cache_of_a_huge_file_is_unknown_for_a_reason() {
+    let folder = samples();
+    fs::File::create(folder.path().join("large.bin")).unwrap().set_len(1 << 40).unwrap();
+    let run = Command::new("sh")
+        .args(["-c", "ulimit -v 1000000 && exec \"$0\" inspect large.bin", env!("CARGO_BIN_EXE_twinbuf")])
+        .current_dir(&folder)
+        .output();
+    let Run { code, stdout, stderr } = run.unwrap().into();
+    assert_eq!(code, Some(0), "{stderr}");
+    has(&stdout, &["page cache  unknown: ", "mmap failed: ", "(os error 12)"]);
+}
+
 #[test]
 fn inspect_tells_all_tensors_of_a_model() {
     const TENSORS: usize = 5000;
