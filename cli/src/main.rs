@@ -54,15 +54,11 @@ fn in_shell(line: &str) -> String {
     line.replace("list its files with `files()`", "name its files, as the shell does for `folder/*`")
 }
 
-/// Writes `text` to standard output. A reader that has closed it is not an error.
+/// Writes `text` to standard output.
 fn say(text: &str) -> Result<(), BoxError> {
     let mut out = io::stdout().lock();
-    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
-        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
-            Err(format!("standard output: {error}").into())
-        }
-        _ => Ok(()),
-    }
+    let said = text::said(out.write_all(text.as_bytes()).and_then(|()| out.flush()));
+    said.map_err(|error| format!("standard output: {error}").into())
 }
 
 /// Joins the first paragraph to one line: clap puts arguments on separate lines, and adds its usage.

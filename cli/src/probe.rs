@@ -200,7 +200,8 @@ pub(crate) fn run(options: &Options) -> Result<String, BoxError> {
         let is_other = fs::metadata(path).is_ok_and(|found| !found.is_file());
         let size = if is_other { 0 } else { html.len() as u64 };
         let fits = twinbuf::write::check_size(size).map_err(|(_, error)| error);
-        writable(path).and(fits).and_then(|()| fs::write(path, html)).map_err(page_failed)?;
+        let written = writable(path).and(fits).and_then(|()| text::said(fs::write(path, html)));
+        written.map_err(page_failed)?;
     }
     Ok(if options.json { serde_json::to_string_pretty(&found)? + "\n" } else { sentences(options, &found)? })
 }

@@ -1,5 +1,6 @@
 //! Numbers, paths and errors in readable form.
 
+use std::io;
 use std::path::{Path, PathBuf};
 
 use serde::Serializer;
@@ -22,6 +23,11 @@ pub(crate) fn chain(error: &(dyn std::error::Error + 'static)) -> String {
         next = cause.source();
     }
     line
+}
+
+/// Of what was written: a reader that has closed its pipe is not an error.
+pub(crate) fn said(written: io::Result<()>) -> io::Result<()> {
+    written.or_else(|error| if error.kind() == io::ErrorKind::BrokenPipe { Ok(()) } else { Err(error) })
 }
 
 /// `1536` as `1.5 KiB`.

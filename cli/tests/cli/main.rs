@@ -247,3 +247,22 @@ fn a_broken_pipe_is_no_error() {
     let Run { code, stderr, .. } = child.wait_with_output().unwrap().into();
     assert_eq!((code, &*stderr), (Some(0), ""));
 }
+
+/// The page of a probe may go there, too.
+#[test]
+#[cfg(target_os = "linux")]
+fn a_broken_pipe_of_a_page_is_no_error() {
+    let arguments =
+        "probe data.bin --record-bytes 100 --batch 10 --compute-ms 0 --rounds 1 --html /dev/stdout";
+    let folder = samples();
+    let mut child = Command::new(env!("CARGO_BIN_EXE_twinbuf"))
+        .args(arguments.split(' '))
+        .current_dir(folder.path())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    drop(child.stdout.take());
+    let Run { code, stderr, .. } = child.wait_with_output().unwrap().into();
+    assert_eq!((code, &*stderr), (Some(0), ""));
+}
