@@ -25,8 +25,8 @@ published=(--workspace --exclude twinbuf-loom --exclude twinbuf-shuttle --exclud
 cargo publish --dry-run "${published[@]}" "$@" 2>&1 | tee $target/log
 # A dry run keeps no package.
 cargo package --no-verify --quiet "${published[@]}"
-# In a workspace of its own, so that cargo does not know the others without this.
-cargo package --manifest-path cli/Cargo.toml --allow-dirty --target-dir $target --config "patch.crates-io.twinbuf.path='$PWD'" \
+# In a workspace of its own, so that cargo does not know the others without this. It is built below.
+cargo package --no-verify --manifest-path cli/Cargo.toml --allow-dirty --target-dir $target --config "patch.crates-io.twinbuf.path='$PWD'" \
   --config "patch.crates-io.twinbuf-core.path='$PWD/core'" --config "patch.crates-io.twinbuf-mmap.path='$PWD/mmap'" 2>&1 |
   tee -a $target/log
 if grep '^warning' $target/log | grep -v 'aborting upload due to dry run'; then
@@ -56,7 +56,7 @@ header = "{\"descr\": \"<f4\", \"fortran_order\": False, \"shape\": (1024, 8), }
 open("train.npy", "wb").write(b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header.encode() + bytes(1024 * 32))'
 cargo run --quiet "${patch[@]}" --manifest-path hello/Cargo.toml
 cargo install --quiet --debug "${patch[@]}" --root tools --path twinbuf-cli-*/
-cargo install --quiet --root tools --path twinbuf-cuda-sim-*/
+cargo install --quiet --debug --root tools --path twinbuf-cuda-sim-*/
 tools/bin/twinbuf inspect train.npy
 # A program alone, and no variable that could lead it elsewhere.
 mv tools/bin/cuda-sim .
