@@ -68,7 +68,6 @@ fn inspect_tells_each_format() {
     assert_eq!(found[1]["arrays"][1]["records"], 5);
 }
 
-/// A count high enough that a look at the header for each of them would take minutes.
 /// A limit of the process leaves no room to map the file.
 #[test]
 #[cfg(target_os = "linux")]
@@ -84,6 +83,7 @@ fn the_page_cache_of_a_huge_file_is_unknown_for_a_reason() {
     has(&stdout, &["page cache  unknown: ", "mmap failed: ", "(os error 12)"]);
 }
 
+/// A count high enough that a look at the header for each of them would take minutes.
 #[test]
 fn inspect_tells_all_tensors_of_a_model() {
     const TENSORS: usize = 5000;
