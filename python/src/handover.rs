@@ -32,7 +32,7 @@ pub(crate) struct Item {
     item: Py<PyAny>,
     /// The state of the iterable after this item; while the loop has it, and may give it back, the one before it.
     state: Option<Py<PyAny>>,
-    /// Its number, once it was received.
+    /// Its number, once it was received; after it was put back, the newest one then.
     number: u64,
 }
 
@@ -350,7 +350,9 @@ impl Front for Ahead {
 
     /// Exchanges the state at `place`, for the loop, and that of the item.
     fn passes(&self, py: Python<'_>, item: &mut Item, to_loop: bool) {
-        if to_loop && self.newest.fetch_max(item.number, Ordering::Relaxed) > item.number {
+        if !to_loop {
+            item.number = self.newest.load(Ordering::Relaxed); // the state that it gets is as new
+        } else if self.newest.fetch_max(item.number, Ordering::Relaxed) > item.number {
             item.state = None; // another thread took a later item first
         }
         let (Some(place), Some(state)) = (&self.place, &mut item.state) else { return };

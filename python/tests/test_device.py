@@ -248,6 +248,25 @@ def test_the_state_does_not_go_back_where_threads_share_the_loop(numbers: Number
     assert loader.state_dict()["step"] == 2
 
 
+@pytest.mark.parametrize("device", [None, "late"])
+def test_the_state_goes_on_after_a_batch_comes_again(numbers: Numbers, device: str | None) -> None:
+    """On a device it stayed before a batch that was put back after a later one was taken."""
+    inner = list[int]()
+
+    def interrupted_once(batch: tb.Batch) -> int:
+        if batch.step == 0 and not inner:
+            inner.append(next(items))
+            raise KeyboardInterrupt
+        return batch.step
+
+    loader = numbers(device=device and Late("side"), map=interrupted_once)
+    items = loader.epoch(0)
+    with pytest.raises(KeyboardInterrupt):
+        next(items)
+    assert inner == [1] and loader.state_dict()["step"] == 0
+    assert [(next(items), loader.state_dict()["step"]) for _ in range(2)] == [(0, 2), (2, 3)]
+
+
 def test_epochs_go_on_as_without_a_device(numbers: Numbers) -> None:
     loader = numbers(device=Late("side"))
     for epoch in range(3):
