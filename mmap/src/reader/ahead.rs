@@ -60,8 +60,9 @@ pub(super) struct Window<U> {
     pub(super) around: Around,
     /// Points of sequential extents that were not touched yet.
     points: VecDeque<Point>,
-    /// Extents for which the stream has no room yet. Each has the position at which it is not needed any more.
-    pending: VecDeque<(Extent, u64)>,
+    /// Extents for which the stream has no room yet. Each has the position at which it is not needed any more, and how
+    /// many bytes of units later what was requested of it is given up.
+    pending: VecDeque<(Extent, [u64; 2])>,
     /// Extents for the next hint. The list is empty between calls, and is kept to reuse its memory.
     hints: Vec<Extent>,
     /// Bytes of hints since the last disk read.
@@ -163,10 +164,9 @@ impl<D: Units> Ahead<D> {
         stats.hint_time += begun.elapsed();
         let disk = system::read_from_disk().saturating_sub(before);
         stats.disk += disk;
-        let missing = disk > 0;
-        window.quiet = if missing { 0 } else { window.quiet + stats.hinted - hinted };
-        if missing || window.quiet >= IN_MEMORY {
-            self.missing.store(missing, Relaxed);
+        window.quiet = if disk > 0 { 0 } else { window.quiet + stats.hinted - hinted };
+        if disk > 0 || window.quiet >= IN_MEMORY {
+            self.missing.store(disk > 0, Relaxed);
         }
     }
 
@@ -204,8 +204,11 @@ impl<D: Units> Ahead<D> {
         if let Some(stream) = source.stream.as_ref().filter(|_| !back.bytes.is_empty()) {
             // Do not stream extents that are read directly into the slot.
             if source.is_streamed(stream, shards, &back) {
-                let life = if let Use::Window(life) = how { life } else { 0 };
-                window.pending.push_back((back, window.told.saturating_add(life)));
+                // The unit's thread may be late: others may take as many bytes as the lane has. A window leaves less
+                // time: a chunk that was requested late is not read whole, and would keep its memory from the next.
+                let [ahead, now] = stream.room;
+                let (life, late) = if let Use::Window(life) = how { (life, now / 4) } else { (0, ahead) };
+                window.pending.push_back((back, [window.told.saturating_add(life), late]));
             }
         }
     }

@@ -219,16 +219,16 @@ impl Stream {
     }
 
     /// Starts to read `extents` in their order, as many as there is room for, and removes these from the list. Each
-    /// extent has the position after which it is not needed any more. What ends before position `used` was read, or is
-    /// being read: the read itself requests what is missing. All units before position `done` were read.
-    pub(super) fn ask(&self, extents: &mut VecDeque<(Extent, u64)>, used: u64, done: u64) {
+    /// extent has the position after which it is not needed any more, and how many bytes later its requests are given
+    /// up. What ends before position `used` was read, or is being read: the read itself requests what is missing. All
+    /// units before position `done` were read.
+    pub(super) fn ask(&self, extents: &mut VecDeque<(Extent, [u64; 2])>, used: u64, done: u64) {
         let Some(mut state) = self.state() else { return extents.clear() };
         state.settle_ended();
-        // A thread may begin to read a unit late, after others have read the next ones.
-        state.lanes[AHEAD].used = done.saturating_sub(self.room[NOW] / 4);
-        while let Some((extent, needed)) = extents.front_mut() {
+        state.lanes[AHEAD].used = done;
+        while let Some((extent, [needed, late])) = extents.front_mut() {
             // Leave out what is left of a unit that is longer than the lane, if it was read.
-            if *needed >= used && !self.read(&mut state, extent, AHEAD, *needed) {
+            if *needed >= used && !self.read(&mut state, extent, AHEAD, needed.saturating_add(*late)) {
                 break;
             }
             extents.pop_front();

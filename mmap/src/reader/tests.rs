@@ -455,13 +455,17 @@ fn a_slow_read_keeps_what_was_requested_for_it() {
 /// A thread that has taken a batch may begin to read it after others have read the next ones.
 #[test]
 fn a_late_read_finds_what_was_requested_for_it() {
-    let Some((_folder, records, plan, reader)) = direct_of(48 << 20, 256) else { return };
-    reader.begin(epoch(plan.clone(), 0));
-    let order = (0..20).chain([21, 22, 23, 20]).chain(24..plan.steps(0));
-    for batch in order.map(|step| plan.batch(0, step).unwrap()) {
-        assert!(read(&reader, &batch) == plain(&records, &batch), "{}", batch.step());
+    // Others have read 3 MiB meanwhile, or 16.
+    for (batch, late) in [(256, vec![21, 22, 23, 20]), (2048, vec![2, 3, 1])] {
+        let Some((_folder, records, plan, reader)) = direct_of(48 << 20, batch) else { return };
+        reader.begin(epoch(plan.clone(), 0));
+        let [first, last] = [late.iter().min(), late.iter().max()].map(|step| *step.unwrap());
+        for step in (0..first).chain(late).chain(last + 1..plan.steps(0)) {
+            let batch = plan.batch(0, step).unwrap();
+            assert!(read(&reader, &batch) == plain(&records, &batch), "{step}");
+        }
+        assert_eq!(reader.stats().disk, 48 << 20, "{batch}");
     }
-    assert_eq!(reader.stats().disk, 48 << 20);
 }
 
 /// A request has bytes of many records. If it fails, those are read alone.
