@@ -92,7 +92,10 @@ impl Trace {
             std::thread::sleep(Duration::from_millis(1));
         };
         file.write("");
-        check(&file.sink)?;
+        // What fails later stops the trace, and not the training.
+        if file.sink.lock().unwrap_or_else(PoisonError::into_inner).whole == 0 {
+            check(&file.sink)?;
+        }
         // Relaxed: the counter gives each loader another number, and orders nothing else.
         let index = file.loaders.fetch_add(1, Ordering::Relaxed) as u64;
         let name = match loader {

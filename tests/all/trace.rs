@@ -384,8 +384,10 @@ fn a_limit_on_the_size_of_files_leaves_whole_events() {
         let limit = libc::rlimit { rlim_cur: 120_001, rlim_max: 120_001 };
         // SAFETY: the kernel reads `limit`, a live local.
         assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_FSIZE, &raw const limit) }, 0);
-        let mut loader = traced(4000, path).build().unwrap();
+        let mut loader = traced(4000, &path).build().unwrap();
         assert_eq!(loader.epoch(0).count(), 500);
+        let mut valid = traced(8, &path).build().expect("what fails later stops no training");
+        assert_eq!(valid.epoch(0).count(), 1);
         assert!(matches!(loader.close(), Err(Error::Trace { .. })));
         return;
     }
