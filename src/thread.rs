@@ -72,13 +72,14 @@ impl<T: Default + Send + 'static> OfProcess<T> {
     }
 
     pub(crate) fn lock(&self) -> MutexGuard<'static, T> {
+        // Acquire: of a value that another thread made, its content too, which that thread released.
         let found = self.0.load(Ordering::Acquire);
         // SAFETY: null, or made below and never freed.
         if let Some(own) = unsafe { found.as_ref() }.filter(|found| !found.is_foreign()) {
             return own.lock().unwrap_or_else(PoisonError::into_inner);
         }
         let new = Box::into_raw(Box::new(ForkGuard::new(Mutex::default())));
-        // If another thread of this process was first, `new` is lost.
+        // If another thread of this process was first, `new` is leaked, and the next load finds the other one.
         let _ = self.0.compare_exchange(found, new, Ordering::Release, Ordering::Relaxed);
         self.lock()
     }
