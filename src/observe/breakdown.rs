@@ -119,7 +119,9 @@ impl Breakdown {
     pub fn phase<R>(&self, name: &'static str, work: impl FnOnce() -> R) -> R {
         let start = self.is_on().then(Instant::now);
         let result = work();
-        start.iter().for_each(|start| self.add(name, start.elapsed()));
+        if let Some(start) = start {
+            self.add(name, start.elapsed());
+        }
         result
     }
 

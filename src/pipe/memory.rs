@@ -170,14 +170,12 @@ impl MemoryLimit {
     }
 
     /// Returns the limit of this process's environment: the same one as for the loader before, if that asked for the
-    /// same number of bytes. A forked process has a limit of its own: it can give back nothing that its parent took.
+    /// same number of bytes. A forked process has another limit, because it cannot give back what its parent took.
     pub(crate) fn of_process(bytes: u64) -> Self {
         static LIMIT: OfProcess<Option<MemoryLimit>> = OfProcess::new();
         let mut limit = LIMIT.lock();
-        match &*limit {
-            Some(limit) if limit.bytes == bytes => limit.clone(),
-            _ => limit.insert(Self::new(bytes)).clone(),
-        }
+        limit.take_if(|limit| limit.bytes != bytes);
+        limit.get_or_insert_with(|| Self::new(bytes)).clone()
     }
 }
 
