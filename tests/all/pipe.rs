@@ -14,7 +14,7 @@ use twinbuf::{BatchIndices, BoxError, Error, Loader, generate};
 
 /// Writes the unit, after yielding to other threads a few times; does what it is told at some units.
 #[derive(Clone, Default)]
-struct Numbers {
+pub(crate) struct Numbers {
     fails: Option<u64>,
     ends: Option<u64>,
     fills: Arc<AtomicU64>,

@@ -10,11 +10,11 @@ use std::time::Instant;
 
 use crate::common::trace::{self, nanos, span};
 use crate::common::{RECORD, Reads, files, nothing, open, plan};
+use crate::pipe::Numbers;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use twinbuf::loader::LoaderBuilder;
 use twinbuf::observe::{LoopRecorder, Trace};
-use twinbuf::pipe::{Content, Filling, Source};
 use twinbuf::{Error, Loader, Plan, Shuffle};
 use twinbuf_testing::extent;
 
@@ -512,20 +512,13 @@ fn a_driven_worker_that_has_left_completes_the_trace() {
     drop(worker);
 }
 
-/// Each call goes on counting: the rounds of a pipe have no epochs.
+/// A pipe counts its rounds through all calls, because they have no epochs.
 #[test]
 fn the_first_rounds_of_all_calls_are_recorded() {
-    struct Numbers;
-    impl Source<u64> for Numbers {
-        type Unit = u64;
-        fn fill(&mut self, unit: &mut u64, slot: &mut u64, _: &mut Filling<'_>) -> Result<Content, Error> {
-            *slot = *unit;
-            Ok(Content::Bytes(8))
-        }
-    }
     for overlap in [false, true] {
         let (_dir, path) = place();
-        let builder = twinbuf::pipe::builder(vec![0; 2]).worker(Numbers).rounds().overlap(overlap);
+        let builder = twinbuf::pipe::builder(vec![0; 2]).worker(Numbers::default()).rounds();
+        let builder = builder.overlap(overlap);
         let mut pipe = builder.trace(Trace::new(&path).epochs(5)).build().unwrap();
         for _ in 0..3 {
             assert_eq!(pipe.items(0..3).count(), 3);
