@@ -263,9 +263,9 @@ class Loader(_Loader, Generic[Made]):
         return Epochs(self, epochs)
 
     def _stop_sending(self, timeout: float | None = None, closes: bool = False) -> None:
-        """End the thread that sends batches to a device.
+        """End the iteration, and then the thread that sends batches to a device.
 
-        The iteration ends first: a loop whose items end asks it why. The thread may be waiting for its batch.
+        In this order: a loop whose items end asks the iteration why, and the thread may be waiting for its batch.
         """
         self._check()
         self._end_iteration(closes, self._sender and self._sender.last())

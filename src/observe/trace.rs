@@ -124,8 +124,7 @@ fn about(name: &str, pid: u64, tid: u64, args: &str) -> String {
 /// The identity of a file; what its loaders share; and the sink, which exists until the end of the file is written.
 type Open = (String, Weak<TraceFile>, Weak<ForkGuard<Mutex<Sink>>>);
 
-/// The files that this process writes. After a fork, the parent process still writes to those that it has open, and this one
-/// starts files of its own.
+/// The files that this process writes. A forked process does not write to its parent's files: it starts other ones.
 static OPEN: OfProcess<Vec<Open>> = OfProcess::new();
 
 /// Returns what no other file has while this one is open. A path may become that of another file.

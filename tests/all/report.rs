@@ -126,7 +126,8 @@ fn a_report_has_the_wait_in_progress() {
     }
 }
 
-/// Without overlap, a forked process goes on with the loader. Its time between two epochs is no use of a batch.
+/// Without overlap, a forked process can continue with the loader. The time between two epochs does not count as use of a
+/// batch.
 #[test]
 #[cfg(unix)]
 fn a_forked_process_reports_its_own_epochs() {

@@ -128,7 +128,7 @@ impl Objects {
                     let (_, bytes) = client.get(&object, range).await?;
                     client.counters[0].fetch_add(1, Relaxed);
                     client.counters[1].fetch_add(bytes.len() as u64, Relaxed);
-                    // Those of a response may be a part of a larger buffer, which they would keep.
+                    // The bytes of a response may be part of a larger buffer, and would keep all of it in memory.
                     Ok(if kept { Bytes::copy_from_slice(&bytes) } else { bytes })
                 };
                 Ok((index, place.get_or_try_init(get).await?.clone()))
@@ -171,8 +171,8 @@ impl Dataset for Objects {
         let requests = self.requests(&pieces, &chunks);
         // Twice the window: other workers are at other places of the epoch.
         let (mut tasks, mut copied) = (self.fetch(&requests, window.saturating_mul(2)), 0);
-        // The caller may be a task of tokio. Without `unconstrained`, tokio would let it wait 128 times and then for ever, as it
-        // does not give way.
+        // The caller may be a task of tokio, which must yield after 128 answers. `block_on` never yields, so it would then
+        // wait forever. `unconstrained` removes that limit.
         while let Some(answer) = pollster::block_on(unconstrained(tasks.join_next())) {
             let (index, bytes) = answer.unwrap_or_else(|_| Err(self.client.ended()))?;
             let Request { range, pieces: within, .. } = &requests[index];

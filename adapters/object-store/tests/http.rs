@@ -127,7 +127,7 @@ fn passwords_and_signatures_are_in_no_text() -> Result<(), BoxError> {
 #[cfg(target_os = "linux")]
 fn kept_chunks_take_their_bytes() -> Result<(), BoxError> {
     if std::env::var_os("ALONE").is_none() {
-        // In a process of its own, because it measures the memory of the process.
+        // It measures the memory of the process, so no other test may run in that.
         let mut child = std::process::Command::new(std::env::current_exe()?);
         let child = child.args(["--exact", "kept_chunks_take_their_bytes"]).env("ALONE", "").output()?;
         assert!(child.status.success(), "{child:?}");

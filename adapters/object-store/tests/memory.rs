@@ -398,7 +398,7 @@ fn what_the_system_refuses_is_an_error() -> Result<(), BoxError> {
 #[test]
 fn runtimes() -> Result<(), BoxError> {
     let runtime = tokio::runtime::Runtime::new()?;
-    // tokio lets a task wait 128 times before it has to give way. These openings, and then these requests, are more: they hung.
+    // A task of tokio must yield after 128 answers. These openings, and then these requests, are more: they hung.
     let handle = runtime.handle().clone();
     let read = move || {
         let (store, mut objects) = three()?;

@@ -190,7 +190,7 @@ impl<D: Units> Ahead<D> {
             if window.around.asked.is_empty() {
                 window.around = Around::new(self.covered(shards, source));
             }
-            // No stretch is of two files.
+            // A stretch never spans two files.
             let first = shard.before / cached::STRETCH + file as u64;
             if len < cached::STRETCH && window.around.has(first + front.end.div_ceil(cached::STRETCH)) {
                 let limit = shard.bytes.start..shard.bytes.end.min(until);

@@ -437,8 +437,8 @@ fn read_slowly(reader: &Reader, plan: &Plan, others: u64) -> u64 {
     reader.stats().disk
 }
 
-/// A thread is still reading a batch when others have read more than there is room for: nothing is read again. In windows,
-/// chunks without room are, for as long as that lasts.
+/// A thread is still reading a batch when others have read more than there is room for: nothing is read twice. With a
+/// windowed shuffle, chunks that find no room in the meantime are.
 #[test]
 fn a_slow_read_keeps_what_was_requested_for_it() {
     let (_folder, records) = records(&[48 << 20], 4096);
@@ -455,7 +455,7 @@ fn a_slow_read_keeps_what_was_requested_for_it() {
 /// A thread that has taken a batch may begin to read it after others have read the next ones.
 #[test]
 fn a_late_read_finds_what_was_requested_for_it() {
-    // Others have read 3 MiB meanwhile, or 16.
+    // In the meantime, others read 3 MiB, or 16 MiB.
     for (batch, late) in [(256, vec![21, 22, 23, 20]), (2048, vec![2, 3, 1])] {
         let Some((_folder, records, plan, reader)) = direct_of(48 << 20, batch) else { return };
         reader.begin(epoch(plan.clone(), 0));

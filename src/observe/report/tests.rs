@@ -497,7 +497,7 @@ fn a_bound_counts_the_loads_that_may_go_on_before_the_loop() {
     }
 }
 
-/// With overlap, copies into the slots of a device go on before the loop, too.
+/// With overlap, copies into the slots of a device also start before the loop.
 #[test]
 fn a_bound_counts_the_copies_that_may_go_on_before_the_loop() {
     let iterations = vec![vec![(1, 6); 20]; 3];
