@@ -265,7 +265,7 @@ class Loader(_Loader, Generic[Made]):
     def _stop_sending(self, timeout: float | None = None, closes: bool = False) -> None:
         """End the iteration, and then the thread that sends batches to a device.
 
-        In this order: a loop whose items end asks the iteration why, and the thread may be waiting for its batch.
+        In this order: a loop whose items end asks the iteration why, and the thread may wait for its batch.
         """
         self._check()
         self._end_iteration(closes, self._sender and self._sender.last())
