@@ -266,13 +266,9 @@ pub(crate) type Stream = Handle<CUstream>;
 pub(crate) type Event = Handle<CUevent>;
 
 // SAFETY: a handle of the driver, which is thread-safe.
-unsafe impl Send for Stream {}
+unsafe impl<T: Copy> Send for Handle<T> {}
 // SAFETY: as above.
-unsafe impl Sync for Stream {}
-// SAFETY: as above.
-unsafe impl Send for Event {}
-// SAFETY: as above.
-unsafe impl Sync for Event {}
+unsafe impl<T: Copy> Sync for Handle<T> {}
 
 impl<T: Copy> Handle<T> {
     /// The handle, valid while `self` exists. That of the legacy default stream names it while its context is current.

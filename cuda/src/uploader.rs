@@ -86,9 +86,8 @@ impl Uploader {
     /// Uses host memory of the caller as host slots. Their number is the [`host_depth`](Uploader::host_depth).
     /// Default: the uploader allocates page-locked memory. [`build`](Self::build) returns [`Error::Option`] if a
     /// slot is smaller than the slot size, if there is none, or if `host_depth` was set to a different number.
-    pub fn host_slots(mut self, slots: Vec<Host>) -> Self {
-        self.host_slots = Some(slots);
-        self
+    pub fn host_slots(self, slots: Vec<Host>) -> Self {
+        Self { host_slots: Some(slots), ..self }
     }
 
     /// Sets the number of host slots, at least 1. Default: 2, or the number of [`host_slots`](Self::host_slots). With
@@ -141,9 +140,8 @@ impl Uploader {
     /// host slot later with `overlap(false)`. There is no call for a copy that was not yet polled as complete when the
     /// [`DeviceBatches`] are dropped or an error ends the uploader. To get the time of one batch without this delay,
     /// use [`Lease::copied`](crate::Lease::copied).
-    pub fn on_copied(mut self, on_copied: impl FnMut(Copied) + Send + 'static) -> Self {
-        self.on_copied = Some(Box::new(on_copied));
-        self
+    pub fn on_copied(self, on_copied: impl FnMut(Copied) + Send + 'static) -> Self {
+        Self { on_copied: Some(Box::new(on_copied)), ..self }
     }
 
     /// Makes the slots and starts the copy thread, if there is to be one. `M` is the type of the value committed
