@@ -81,7 +81,7 @@ impl<M: 'static> DeviceBatches<M> {
 
     /// Waits until the copy of the next batch has been issued or `deadline` passes, and returns the batch. Returns
     /// `None` at the end. It also waits for a lease to release the slot. With `overlap(false)`, another thread has to
-    /// commit the batch.
+    /// commit the batch, and the call may also wait as [`try_recv`](DeviceBatches::try_recv) does, beyond `deadline`.
     ///
     /// # Errors
     ///
@@ -89,6 +89,9 @@ impl<M: 'static> DeviceBatches<M> {
     /// - [`Error::SlotHeld`]: at the deadline, a lease still holds the next device slot.
     /// - The errors of [`DeviceBatches`].
     pub fn recv_deadline(&mut self, deadline: Instant) -> Result<Option<Lease<M>>, Error> {
+        if self.hand.as_ref().is_some_and(|hand| hand.is_within()) {
+            return self.try_recv();
+        }
         loop {
             // Nothing wakes a wait for a slot that a capture holds, because only the next call releases it; nor, without a
             // copy thread, a wait for a lease, because only the next call issues the copy.
@@ -152,8 +155,8 @@ impl<M: 'static> DeviceBatches<M> {
     /// Releases the slots of captures that have ended. Returns whether a capture holds the slot in turn. Nothing
     /// wakes a wait for that slot: only the next call releases it.
     fn held_by_a_capture(&self) -> bool {
-        let before = self.next.checked_sub(self.ring.depth() as u64);
-        self.shared.release_captured(Some(before.unwrap_or(u64::MAX)))
+        // Before the slots come round, a number that no batch has.
+        self.shared.release_captured(Some(self.next.wrapping_sub(self.ring.depth() as u64)))
     }
 
     /// Converts what the ring returned.

@@ -279,15 +279,18 @@ pub(crate) enum Waiting<'a, 'c> {
 }
 
 impl<M: 'static> Hand<M> {
-    /// Calls `work`. Its error ends the uploader. Returns `within` if another call of this uploader is running on this
-    /// thread: `on_copied` or a waker then made this one.
+    /// Whether another call of this uploader is running on this thread: `on_copied` or a waker then makes this one.
+    pub(crate) fn is_within(&self) -> bool {
+        *lock(&self.user) == Some(thread::current().id())
+    }
+
+    /// Calls `work`. Its error ends the uploader. Within another call, returns `within`.
     fn with<R>(&self, within: R, work: impl FnOnce(&mut Engine<M>) -> Result<R, Error>) -> Result<R, Error> {
-        let me = Some(thread::current().id());
-        if *lock(&self.user) == me {
+        if self.is_within() {
             return Ok(within);
         }
         let mut place = lock(&self.engine);
-        *lock(&self.user) = me;
+        *lock(&self.user) = Some(thread::current().id());
         // Also after a panic of the caller's code.
         let _user = OnDrop(|| *lock(&self.user) = None);
         // Take the engine out: if a waker or `on_copied` panics, the engine is dropped, and both sides end.

@@ -303,6 +303,27 @@ fn on_copied_by_hand_may_commit_and_drop_slots() {
     }
 }
 
+/// It waits for nothing: only the call that it is within could copy the batch.
+#[test]
+fn within_on_copied_by_hand_a_deadline_is_not_waited_for() {
+    let (_sim, ctx) = start(1, false);
+    let received = Arc::new(Mutex::new(None::<DeviceBatches<u64>>));
+    let (of, (finds, found)) = (received.clone(), mpsc::channel());
+    let build = Uploader::new(&ctx, BYTES).host_depth(1).overlap(false).on_copied(move |_| {
+        let later = Instant::now() + Duration::from_secs(3600);
+        let next = of.lock().unwrap().as_mut().unwrap().recv_deadline(later);
+        finds.send(next.unwrap_err()).unwrap();
+    });
+    let (mut slots, mut batches) = build.build().unwrap();
+    drop(upload(&mut slots, &mut batches, 1));
+    *received.lock().unwrap() = Some(batches);
+    // The only host slot: its copy has to end.
+    drop(slots.acquire().unwrap());
+    assert_eq!(found.try_recv(), Ok(Error::Empty));
+    // It owns the uploader that calls it.
+    let _batches = received.lock().unwrap().take();
+}
+
 /// The next batch records a device slot's events again, so its times are read before that. A dropped slot uses a device slot
 /// too, without a copy.
 #[test]
