@@ -4,7 +4,7 @@
 //! they wait for notifies it. This is simple, and fast enough for a few streams.
 
 use std::cell::{Cell, OnceCell, RefCell};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::mem::ManuallyDrop;
 use std::process;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -88,6 +88,8 @@ pub(super) struct State {
     memory: BTreeMap<u64, Allocation>,
     /// The number of those of the device.
     on_device: usize,
+    /// The last frees, oldest first: the allocation, the call, and its stack.
+    frees: VecDeque<(u64, &'static str, Arc<Stack>)>,
     /// The allocations that are not freed and have pages closed to the program.
     closed: BTreeSet<u64>,
     /// All allocations that are not freed and that the program sees.

@@ -646,6 +646,9 @@ fn use_after_free_is_reported_and_refused() {
     assert_eq!(found.len(), wanted.len(), "{found:#?}");
     for (found, wanted) in found.iter().zip(wanted) {
         assert!(found.starts_with(wanted) && found.contains("after its free"), "{found}");
+        let (_, free) =
+            found.split_once("\n  free at:\n    cuMemFreeAsync\n").expect("the stack of the free");
+        assert!(free.contains("use_after_free_is_reported_and_refused"), "{found}");
     }
 }
 

@@ -16,6 +16,9 @@ use crate::sys;
 /// Violations kept until they are read. One broken edge may show in every batch.
 const MOST_VIOLATIONS: usize = 16;
 
+/// The last frees whose stacks are kept.
+const MOST_FREES: usize = 1024;
+
 /// One allocation. Its entry stays after the free, to recognize a later use. Addresses are not reused within a run.
 #[derive(Default)]
 pub(in crate::driver) struct Allocation {
@@ -147,7 +150,7 @@ impl State {
                 mapping.close(Vec::new());
             }
             let sentence = format!("{what} of {} memory +{offset:#x} after its free", space.name());
-            self.report(sentence, vec![(what, actor.stack())]);
+            self.report_freed(base, sentence, (what, actor.stack()));
             return Verdict::Resume;
         }
         let bytes = instruction.bytes(address, write);
@@ -206,6 +209,13 @@ impl State {
         }
     }
 
+    /// Adds a use after the free of an allocation, with the stack of the free if that is kept.
+    fn report_freed(&mut self, base: u64, sentence: String, used: (&'static str, Arc<Stack>)) {
+        let free = self.frees.iter().rev().find(|(freed, ..)| *freed == base);
+        let free = free.map(|(_, what, stack)| (*what, stack.clone()));
+        self.report(sentence, [Some(used), free].into_iter().flatten().collect());
+    }
+
     fn report_races(&mut self, space: Space, new: &Access, races: &[Access]) {
         for old in races {
             let sentence = format!(
@@ -238,8 +248,9 @@ impl State {
         let from = address - allocation.base;
         let to = from + bytes as u64;
         if allocation.freed {
-            let sentence = format!("{what} of {} memory +{from:#x}..+{to:#x} after its free", space.name());
-            self.report(sentence, vec![(what, actor.stack())]);
+            let (base, range) = (allocation.base, format!("+{from:#x}..+{to:#x}"));
+            let sentence = format!("{what} of {} memory {range} after its free", space.name());
+            self.report_freed(base, sentence, (what, actor.stack()));
             return Err(INVALID_VALUE);
         }
         if told {
@@ -349,6 +360,8 @@ impl State {
             allocation.freed = true;
             allocation.history = History::default();
         }
+        self.frees.push_back((base, what, actor.stack()));
+        self.frees.drain(..self.frees.len().saturating_sub(MOST_FREES));
         self.seen.remove(&base);
         self.guard(Some(base));
         let [allocations, held, _] = self.books(space);
