@@ -1,5 +1,5 @@
 //! What this library calls of the C library, declared here: `build.rs` compiles the driver without dependencies. Numbers and
-//! layouts are those of Linux and glibc on 64 bits (`sys/mman.h`, `signal.h`, `sys/ucontext.h`, `dlfcn.h`).
+//! layouts are those of Linux and glibc on 64 bits (`sys/mman.h`, `signal.h`, `sys/ucontext.h`, `dlfcn.h`, `unwind.h`).
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::fs::File;
@@ -102,6 +102,12 @@ unsafe extern "C" {
     pub(crate) fn sigaction(signal: c_int, new: *const SigAction, old: *mut SigAction) -> c_int;
     pub(crate) fn raise(signal: c_int) -> c_int;
     pub(crate) fn atexit(function: extern "C" fn()) -> c_int;
+    /// Calls the function with each frame of the calling thread, innermost first, while it returns 0. From `unwind.h`.
+    pub(crate) fn _Unwind_Backtrace(
+        function: extern "C" fn(*mut c_void, *mut c_void) -> c_int,
+        argument: *mut c_void,
+    ) -> c_int;
+    pub(crate) fn _Unwind_GetIP(frame: *mut c_void) -> usize;
     fn dlopen(path: *const c_char, mode: c_int) -> *mut c_void;
     fn dlsym(library: *mut c_void, name: *const c_char) -> *mut c_void;
     fn dlerror() -> *const c_char;

@@ -7,7 +7,7 @@ use std::mem::transmute;
 use std::os::fd::AsRawFd;
 use std::sync::LazyLock;
 
-use crate::sys::{Library, memory_file};
+use crate::sys::{self, Library, memory_file};
 
 /// The most frames that are shown.
 const MOST_FRAMES: usize = 12;
@@ -39,6 +39,27 @@ impl Stack {
         }
         frames.truncate(MOST_FRAMES);
         frames
+    }
+}
+
+/// A place in the program, to tell it from others: the addresses of a thread's frames, and its Python stack.
+#[derive(Clone, PartialEq)]
+pub(super) struct Site(Vec<usize>, Option<String>);
+
+impl Site {
+    /// The place of the calling thread.
+    pub(super) fn here() -> Self {
+        extern "C" fn add(frame: *mut c_void, addresses: *mut c_void) -> c_int {
+            // SAFETY: the unwinder gives a frame.
+            let address = unsafe { sys::_Unwind_GetIP(frame) };
+            // SAFETY: the vector below, which nothing else uses meanwhile.
+            unsafe { &mut *addresses.cast::<Vec<usize>>() }.push(address);
+            0
+        }
+        let mut addresses = Vec::new();
+        // SAFETY: `add` takes this vector.
+        unsafe { sys::_Unwind_Backtrace(add, (&raw mut addresses).cast()) };
+        Self(addresses, python())
     }
 }
 

@@ -6,19 +6,35 @@ use std::fs::File;
 use std::io::Write;
 use std::sync::{Arc, OnceLock};
 
-use super::stack::Stack;
+use super::stack::{Site, Stack};
 use crate::abi::{END, Live, VIOLATION};
 
 pub(super) struct Violation {
-    pub(super) sentence: String,
+    sentence: String,
     stacks: Vec<(&'static str, Arc<Stack>)>,
     /// Made at the first request and kept, because finding the names of frames takes long.
     text: OnceLock<String>,
+    /// Where in the program it was found.
+    sites: Vec<Site>,
 }
 
 impl Violation {
+    /// The calling thread makes the later of the accesses.
     pub(super) fn new(sentence: String, stacks: Vec<(&'static str, Arc<Stack>)>) -> Self {
-        Self { sentence, stacks, text: OnceLock::new() }
+        Self { sentence, stacks, text: OnceLock::new(), sites: vec![Site::here()] }
+    }
+
+    /// Whether a later violation is this one again. It may come again in every batch: names are found only at a new place.
+    pub(super) fn comes_again(&mut self, new: &Self) -> bool {
+        if self.sentence != new.sentence {
+            return false;
+        }
+        let known = new.sites.iter().all(|site| self.sites.contains(site));
+        let again = known || self.text() == new.text();
+        if again && !known {
+            self.sites.extend_from_slice(&new.sites);
+        }
+        again
     }
 
     /// The sentence, and the stacks below it.

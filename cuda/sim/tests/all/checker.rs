@@ -146,6 +146,26 @@ fn a_violation_has_the_stacks_of_the_access_and_of_the_copy() {
     }
 }
 
+/// Two faults may have one sentence, because that does not tell one slot from another. A fault that comes again is one.
+#[test]
+fn each_place_of_the_program_that_races_is_reported_once() {
+    let Some(sim) = start() else { return };
+    let (_context, stream, memory, first) = slot();
+    let second = Pinned::new(BYTES).unwrap();
+    let one = |slot: &Pinned| slot.fill(1);
+    let another = |slot: &Pinned| slot.fill(2);
+    for _batch in 0..3 {
+        for (slot, refill) in [(&first, &one as &dyn Fn(&Pinned)), (&second, &another)] {
+            slot.upload(address(&memory), &stream).unwrap();
+            refill(slot);
+            stream.synchronize().unwrap();
+        }
+    }
+    let found = sim.violations();
+    let sentences: Vec<_> = found.iter().map(|found| found.lines().next()).collect();
+    assert!(sentences.len() == 2 && sentences[0] == sentences[1] && found[0] != found[1], "{found:#?}");
+}
+
 /// A fault that is no access to page-locked memory goes to the handler that was there before.
 #[test]
 fn other_faults_end_the_process_as_before() {

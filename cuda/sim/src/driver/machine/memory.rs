@@ -198,9 +198,9 @@ impl State {
 
     /// Adds a violation, with the stacks of what it names, unless it is kept already or there are too many.
     fn report(&mut self, sentence: String, stacks: Vec<(&'static str, Arc<Stack>)>) {
-        let known = self.violations.iter().any(|violation| violation.sentence == sentence);
+        let violation = Violation::new(sentence, stacks);
+        let known = self.violations.iter_mut().any(|old| old.comes_again(&violation));
         if self.violations.len() < MOST_VIOLATIONS && !known {
-            let violation = Violation::new(sentence, stacks);
             if let Some(report) = &self.report {
                 report.violation(&violation);
             }
