@@ -9,7 +9,7 @@ use crate::support::{
     slot, start, stream, streams,
 };
 use cudarc::driver::result::stream::StreamKind;
-use cudarc::driver::{CudaStream, DriverError, result, sys};
+use cudarc::driver::{CudaContext, CudaStream, DriverError, result, sys};
 use twinbuf_cuda_sim::{Control, Options, Sim};
 
 #[test]
@@ -91,7 +91,11 @@ fn edges_of_every_kind() {
         ("a download of a slot that is written", &|| reads(true), "device memory +0x0..+0x1000: d2h (read"),
         ("a free by the host waits", &free_waits, "page-locked memory +0x0..+0x1000: host free"),
         ("the allocation not waited for", &allocation, MEMSET),
-        ("the per-thread streams of two threads", &per_thread, "device memory +0x0..+0x1000: memset (write"),
+        (
+            "the per-thread streams of two threads",
+            &per_thread,
+            "device memory +0x0..+0x1000: memset (write, the per-thread default stream 0x",
+        ),
     ];
     for (name, program, wanted) in table {
         check(name, program, wanted);
@@ -710,6 +714,26 @@ fn the_legacy_stream_orders_blocking_streams_and_no_others() {
         // SAFETY: created above.
         unsafe { result::stream::destroy(raw) }.unwrap();
     }
+}
+
+/// Each device has one, and neither is ordered after the other.
+#[test]
+fn the_legacy_streams_of_two_devices_are_told_apart() {
+    let Some(sim) = Sim::start_software(Options { devices: 2, ..Options::default() }) else { return };
+    let contexts = [0, 1].map(|device| CudaContext::new(device).unwrap());
+    // SAFETY: the size is not 0.
+    let memory = unsafe { result::malloc_sync(BYTES) }.unwrap();
+    for context in &contexts {
+        context.bind_to_thread().unwrap();
+        // SAFETY: as many bytes.
+        unsafe { result::memset_d8_async(memory, 1, BYTES, ptr::null_mut()) }.unwrap();
+    }
+    let legacy = "memset (write, the legacy default stream";
+    let wanted = format!("device memory +0x0..+0x1000: {legacy} of device 1) is not ordered after {legacy})");
+    assert_found(&sim, &wanted);
+    contexts.iter().for_each(|context| context.synchronize().unwrap());
+    // SAFETY: allocated above.
+    unsafe { result::free_sync(memory) }.unwrap();
 }
 
 #[test]

@@ -271,7 +271,12 @@ impl State {
     fn who(&self, access: &Access) -> String {
         let agent = match access.at.agent {
             HOST => "the host".to_owned(),
-            id if LEGACY.contains(&id) => "the legacy default stream".to_owned(),
+            id if id == LEGACY[0] => "the legacy default stream".to_owned(),
+            id if id == LEGACY[1] => "the legacy default stream of device 1".to_owned(),
+            // The program has not created it.
+            id if self.streams.get(&id).is_some_and(|stream| stream.default) => {
+                format!("the per-thread default stream {id:#x}")
+            }
             id if access.what.starts_with("host") && !self.streams.contains_key(&id) => {
                 format!("host thread {id:#x}")
             }

@@ -19,7 +19,7 @@ pub(in crate::driver) struct Stream {
     /// Synchronizes with the legacy default stream.
     blocking: bool,
     /// A default stream: created by the driver, and not counted.
-    default: bool,
+    pub(super) default: bool,
     device: usize,
     /// A default stream belongs to all contexts of its device.
     context: u64,
