@@ -120,7 +120,7 @@ impl<'f, F: Front> Items<'f, F> {
     /// Waits up to `timeout` for the next item. Returns [`Poll::Pending`] if it is not filled in time, and `Ready(None)`
     /// at the end. After `Pending`, a later call returns the item, and [`reading`](Self::reading) shows what is being
     /// read. This call may fill slots: without overlap, and with it if the caller helps ([`Loader`](crate::Loader),
-    /// [`Builder::helper`](super::Builder::helper)). `timeout` does not limit a fill.
+    /// [`Builder::helper`](super::Builder::helper)). `timeout` limits neither a fill nor, without overlap, a copy to a device.
     pub fn next_timeout(&mut self, timeout: Duration) -> Poll<Option<Result<F::Item, Error>>> {
         // No `Instant` is `Duration::MAX` from now.
         self.advance(Waiting::Until(Instant::now() + timeout.min(FOREVER)))
