@@ -126,8 +126,8 @@ pub enum Error {
     /// A lease holds the next device slot: the lease exists, was leaked, or was dropped while a stream that used it
     /// was being captured. From an acquire call also if the batch in that slot was not received yet (`overlap(false)`).
     #[error(
-        "wanted the next of {device_depth} device slots, found it held by a lease: drop that lease, end the capture of the \
-         streams that used it, or raise `device_depth`"
+        "wanted the next of {device_depth} device slots, found it in use: receive its batch, drop its lease, end the capture of \
+         the streams that used it, or raise `device_depth`"
     )]
     SlotHeld {
         /// The number of device slots.

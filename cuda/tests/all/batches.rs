@@ -174,6 +174,19 @@ fn a_receive_by_hand_waits_to_its_deadline_for_other_threads() {
     });
 }
 
+/// By hand, the next device slot may have a batch that nobody has received: no lease holds it.
+#[test]
+fn a_device_that_is_full_asks_to_receive() {
+    let (_sim, ctx) = start(1, false);
+    let (mut slots, mut batches) = uploader(&ctx, false);
+    (0..2).for_each(|value| commit(&mut slots, BYTES, value).unwrap());
+    let error = slots.acquire().unwrap_err();
+    assert_eq!(error, Error::SlotHeld { device_depth: 2 });
+    assert!(error.to_string().contains("receive its batch"), "{error}");
+    drop(batches.recv().unwrap());
+    commit(&mut slots, BYTES, 2).unwrap();
+}
+
 /// Dropped after a task's batches: sends whether that panicked.
 struct TaskEnd(mpsc::Sender<bool>);
 
