@@ -255,6 +255,18 @@ fn forked_and_late_uses_end_well() {
     }
 }
 
+/// A call may hold the driver's lock where it stores its result.
+#[test]
+fn a_call_may_store_its_result_beside_what_a_copy_uses() {
+    let workshop = Workshop::new("results");
+    let program = workshop.compile("results.c");
+    let clean = workshop.run(1, &program, &[]);
+    assert!(clean.code == 0 && clean.violations.is_empty() && clean.end.is_some(), "{clean:#?}");
+    let raced = workshop.run(1, &program, &["wrong"]);
+    let found = raced.violations.first().is_some_and(|found| found.contains("host write (write, the host)"));
+    assert!(raced.code == 0 && found, "{raced:#?}");
+}
+
 /// A copy to memory that is not for writing: a stream's thread makes it, and holds the driver's lock. A signal that was sent:
 /// no instruction runs again.
 #[test]

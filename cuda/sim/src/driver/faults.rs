@@ -1,11 +1,15 @@
 //! The handlers of SIGSEGV and SIGTRAP: an access to a closed page of memory that the program sees stops here (`guard`).
 //! To open a page for one instruction, they set the processor's trap flag.
 
+use std::cell::Cell;
 use std::ffi::{c_int, c_void};
+use std::fs::File;
+use std::io::Read;
 use std::ptr::null_mut;
+use std::str;
 use std::sync::OnceLock;
 
-use super::guard::{Verdict, stepped};
+use super::guard::{Closed, PAGE, Verdict, stepped};
 use super::machine::{is_forked, lock, stopped};
 use super::operand::Instruction;
 use crate::sys::{self, SigAction, SigInfo};
@@ -27,8 +31,8 @@ fn install() {
         // Run the handlers on the thread's own stack: an alternate stack is too small to take a call stack.
         let action = SigAction { handler: handler as usize, flags: sys::SA_SIGINFO, ..SigAction::default() };
         let mut old = SigAction::default();
-        // SAFETY: both pointers are valid. A handler acts only on faults of the program's own instructions: `stopped`
-        // ignores faults inside this driver. So the thread that faults holds neither this driver's lock nor an allocator's.
+        // SAFETY: both pointers are valid. A handler takes locks only for faults of the program's own instructions, where the
+        // thread holds neither this driver's lock nor an allocator's: `stopped` tells faults inside this driver.
         unsafe { sys::sigaction(signal, &raw const action, &raw mut old) };
         let _ = before.set(old);
     }
@@ -52,20 +56,52 @@ fn pass_on(signal: c_int, info: *mut SigInfo, context: *mut c_void, before: &Onc
     handler(signal, info, context);
 }
 
-/// Opens a range of closed pages without the driver's lock. Returns `false` if the driver has no memory at this address.
-fn open_in_child(address: u64) -> bool {
-    let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
-    let range = |line: &str| {
-        let (from, to) = line.split_whitespace().next()?.split_once('-')?;
-        Some((u64::from_str_radix(from, 16).ok()?, u64::from_str_radix(to, 16).ok()?))
+/// Finds the pages of one protection around an address of page-locked or managed memory. Takes no lock, not even an
+/// allocator's.
+fn pages_at(address: u64) -> Option<Closed> {
+    let pages = |line: &str| {
+        let mut words = line.split_whitespace();
+        let (from, to) = words.next()?.split_once('-')?;
+        let prot = words.next()?.bytes().zip([(b'r', sys::PROT_READ), (b'w', sys::PROT_WRITE)]);
+        let prot = prot.filter(|(found, (named, _))| found == named).map(|(_, (_, prot))| prot).sum();
+        Some((u64::from_str_radix(from, 16).ok()?, u64::from_str_radix(to, 16).ok()?, prot))
     };
-    let ours = maps.lines().filter(|line| line.contains("/memfd:cuda-sim")).filter_map(range);
-    ours.filter(|(from, to)| (*from..*to).contains(&address)).any(|(from, to)| {
-        let prot = sys::PROT_READ | sys::PROT_WRITE;
-        let Ok(bytes) = usize::try_from(to - from) else { return false };
-        // SAFETY: pages of page-locked or managed memory, which are open where there is no guard.
-        unsafe { sys::mprotect(from as *mut c_void, bytes, prot) == 0 }
-    })
+    let mut maps = File::open("/proc/self/maps").ok()?;
+    let (mut text, mut rest) = ([0; 1 << 13], 0); // a path has at most 4096 bytes
+    loop {
+        let all = rest + maps.read(&mut text[rest..]).ok().filter(|read| *read > 0)?;
+        let end = text[..all].iter().rposition(|byte| *byte == b'\n').map_or(all, |last| last + 1);
+        let lines = text[..end].split(|byte| *byte == b'\n').filter_map(|line| str::from_utf8(line).ok());
+        let mut ours = lines.filter(|line| line.contains("/memfd:cuda-sim")).filter_map(pages);
+        if let Some(found) = ours.find(|(from, to, _)| (*from..*to).contains(&address)) {
+            return Some(found);
+        }
+        text.copy_within(end..all, 0);
+        rest = all - end;
+    }
+}
+
+/// Sets the protection of such pages without the driver's lock.
+fn protect((from, to, prot): Closed) -> bool {
+    let Ok(bytes) = usize::try_from(to - from) else { return false };
+    // SAFETY: pages of page-locked or managed memory, which are open where there is no guard.
+    unsafe { sys::mprotect(from as *mut c_void, bytes, prot) == 0 }
+}
+
+const OPEN: c_int = sys::PROT_READ | sys::PROT_WRITE;
+
+thread_local! {
+    /// The page that is open for this thread's next instruction within a call of the driver, as it was.
+    static OPENED: Cell<Option<Closed>> = const { Cell::new(None) };
+}
+
+/// Opens a page for one instruction of the driver itself: a call stores its result beside what a copy uses.
+fn open_in_call(address: u64) -> bool {
+    let page = address / PAGE * PAGE;
+    let found =
+        pages_at(address).map(|(.., prot)| (page, page + PAGE, prot)).filter(|(.., prot)| *prot != OPEN);
+    OPENED.set(found);
+    found.is_some_and(|(from, to, _)| protect((from, to, OPEN)))
 }
 
 extern "C" fn on_fault(signal: c_int, info: *mut SigInfo, context: *mut c_void) {
@@ -73,7 +109,7 @@ extern "C" fn on_fault(signal: c_int, info: *mut SigInfo, context: *mut c_void) 
     let address = unsafe { (*info).address } as u64;
     // The lock may be held for good.
     if is_forked() {
-        if !open_in_child(address) {
+        if !pages_at(address).is_some_and(|(from, to, _)| protect((from, to, OPEN))) {
             pass_on(signal, info, context, &BEFORE[0]);
         }
         return;
@@ -82,12 +118,18 @@ extern "C" fn on_fault(signal: c_int, info: *mut SigInfo, context: *mut c_void) 
     let write = instruction.was_write();
     match stopped(address, write, &mut instruction) {
         Verdict::Foreign => pass_on(signal, info, context, &BEFORE[0]),
+        Verdict::InCall if !open_in_call(address) => pass_on(signal, info, context, &BEFORE[0]),
         Verdict::Resume => {}
-        Verdict::Step => instruction.trap_after_this(true),
+        Verdict::InCall | Verdict::Step => instruction.trap_after_this(true),
     }
 }
 
 extern "C" fn on_step(signal: c_int, info: *mut SigInfo, context: *mut c_void) {
+    if let Some(page) = OPENED.take() {
+        Instruction::stopped(context).trap_after_this(false);
+        protect(page);
+        return;
+    }
     let pages = stepped();
     if pages.is_empty() {
         return pass_on(signal, info, context, &BEFORE[1]);

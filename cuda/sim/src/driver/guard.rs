@@ -164,6 +164,8 @@ pub(super) fn stepped() -> Vec<(u64, u64)> {
 pub(super) enum Verdict {
     /// The fault is not the guard's.
     Foreign,
+    /// The driver itself made the access. This thread may hold the lock.
+    InCall,
     /// The instruction can continue: the page was opened after a violation, or the guard has made the access itself.
     Resume,
     /// The access conflicts with nothing: the page is open for one instruction.

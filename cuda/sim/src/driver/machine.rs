@@ -225,11 +225,10 @@ pub(super) fn in_call<T>(body: impl FnOnce() -> T) -> T {
     result
 }
 
-/// Decides what to do with an access that a page fault stopped. A fault of this driver itself, because a result's pointer is
-/// into a closed page or a copy's target is not for writing, is passed on, and by default ends the process: this thread may
-/// hold the lock.
+/// Decides what to do with an access that a page fault stopped. This driver itself makes one if a result's pointer is into a
+/// closed page, or a copy's target is not for writing.
 pub(super) fn stopped(address: u64, write: bool, instruction: &mut Instruction) -> Verdict {
-    if IN_CALL.get() { Verdict::Foreign } else { lock().touched(address, write, instruction) }
+    if IN_CALL.get() { Verdict::InCall } else { lock().touched(address, write, instruction) }
 }
 
 /// Counts a call, for all threads and for this one.
