@@ -255,9 +255,9 @@ fn forked_and_late_uses_end_well() {
     }
 }
 
-/// A call may hold the driver's lock where it stores its result.
+/// A call may hold the driver's lock where it stores its result, or where a signal's handler interrupts it.
 #[test]
-fn a_call_may_store_its_result_beside_what_a_copy_uses() {
+fn calls_and_handlers_may_use_the_rest_of_a_page_that_a_copy_uses() {
     let workshop = Workshop::new("results");
     let program = workshop.compile("results.c");
     let clean = workshop.run(1, &program, &[]);

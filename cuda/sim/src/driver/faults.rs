@@ -29,7 +29,9 @@ fn install() {
     let handlers: [(c_int, Handler); 2] = [(sys::SIGSEGV, on_fault), (sys::SIGTRAP, on_step)];
     for ((signal, handler), before) in handlers.into_iter().zip(&BEFORE) {
         // Run the handlers on the thread's own stack: an alternate stack is too small to take a call stack.
-        let action = SigAction { handler: handler as usize, flags: sys::SA_SIGINFO, ..SigAction::default() };
+        // Block other signals meanwhile: their handlers may use such a page too, and this thread may hold the lock.
+        let mask = [u64::MAX; 16];
+        let action = SigAction { handler: handler as usize, mask, flags: sys::SA_SIGINFO, restorer: 0 };
         let mut old = SigAction::default();
         // SAFETY: both pointers are valid. A handler takes locks only for faults of the program's own instructions, where the
         // thread holds neither this driver's lock nor an allocator's: `stopped` tells faults inside this driver.
@@ -97,11 +99,10 @@ thread_local! {
 
 /// Opens a page for one instruction of the driver itself: a call stores its result beside what a copy uses.
 fn open_in_call(address: u64) -> bool {
-    let page = address / PAGE * PAGE;
-    let found =
-        pages_at(address).map(|(.., prot)| (page, page + PAGE, prot)).filter(|(.., prot)| *prot != OPEN);
-    OPENED.set(found);
-    found.is_some_and(|(from, to, _)| protect((from, to, OPEN)))
+    let Some((.., prot)) = pages_at(address) else { return false };
+    let (page, end) = (address / PAGE * PAGE, address / PAGE * PAGE + PAGE);
+    OPENED.set(Some((page, end, prot)));
+    protect((page, end, OPEN))
 }
 
 extern "C" fn on_fault(signal: c_int, info: *mut SigInfo, context: *mut c_void) {

@@ -1,8 +1,26 @@
-// Calls put results beside the bytes that a copy uses, as a program does that keeps the state of a slot in its memory. With an
-// argument, the program races with the copy.
+// Calls put results beside the bytes that a copy uses, as a program does that keeps the state of a slot in its memory; so does
+// a handler of a signal, at any time. With an argument, the program races with the copy.
 #include "program.h"
+#include <signal.h>
+#include <sys/time.h>
 
 CUresult cuEventElapsedTime(float *milliseconds, CUevent start, CUevent end);
+
+static struct {
+    float milliseconds;
+    CUdeviceptr more;
+    volatile int alarms;
+    char bytes[1000];
+} *slot;
+
+static void alarmed(int number) {
+    (void)number;
+    slot->alarms++;
+}
+static void every(int microseconds) {
+    struct itimerval interval = {{0, microseconds}, {0, microseconds}};
+    setitimer(ITIMER_REAL, &interval, NULL);
+}
 
 int main(int count, char **arguments) {
     begin(count, arguments);
@@ -13,12 +31,11 @@ int main(int count, char **arguments) {
     CK(cuEventCreate(&stop, 0));
     CK(cuEventRecord(start, on));
     CK(cuEventRecord(stop, on));
-    struct {
-        float milliseconds;
-        CUdeviceptr more;
-        char bytes[1000];
-    } *slot = (void *)pinned();
-    for (int batch = 0; batch < BATCHES; batch++) {
+    slot = (void *)pinned();
+    slot->alarms = 0;
+    signal(SIGALRM, alarmed);
+    every(1000);
+    for (int batch = 0; batch < BATCHES || slot->alarms < 20; batch++) {
         CK(cuStreamSynchronize(on));
         memset(slot->bytes, batch, sizeof slot->bytes);
         slot->milliseconds = -1;
@@ -26,7 +43,10 @@ int main(int count, char **arguments) {
         CK(cuEventElapsedTime(&slot->milliseconds, start, stop));
         CK(cuMemAlloc(&slot->more, 64));
         if (slot->milliseconds < 0 || !slot->more) return 4;
+        CK(cuMemFree(slot->more));
     }
+    every(0);
+    upload(memory, (char *)slot, on);
     if (count > 1) slot->bytes[7] = 1;
     return end();
 }
