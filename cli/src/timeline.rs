@@ -211,7 +211,7 @@ impl Timeline {
         let failed = |error| format!("{}: {error}", path.display());
         let mut file = BufReader::new(File::open(path).map_err(failed)?);
         let (mut parts, mut line) = (Vec::new(), Vec::new());
-        let (mut ended, unread) = (false, self.unread);
+        let (mut starts, mut ends, unread) = (0, 0, self.unread);
         let within = |event: &Event| event.ts.abs().max(event.dur) < LONGEST;
         while file.by_ref().take(LINE).read_until(b'\n', &mut line).map_err(failed)? > 0 {
             if line.len() as u64 == LINE && !line.ends_with(b"\n") && parts.is_empty() {
@@ -219,10 +219,14 @@ impl Timeline {
             }
             let text = line.trim_ascii();
             let text = text.strip_prefix(b",").unwrap_or(text);
-            let text = text.strip_suffix(b",").unwrap_or(text).trim_ascii();
+            let mut text = text.strip_suffix(b",").unwrap_or(text).trim_ascii();
+            // A trace without an end has no line end either: the start of the next one follows its last event.
+            if let Some(before) = text.strip_suffix(b"[") {
+                (text, starts) = (before, starts + 1);
+            }
             match text {
                 b"" => {}
-                b"[" | b"]" => ended = text == b"]",
+                b"]" => ends += 1,
                 _ => match serde_json::from_slice(text) {
                     Ok(event) if within(&event) => add(&mut parts, event),
                     _ => self.unread += 1,
@@ -233,14 +237,14 @@ impl Timeline {
         // Another program has put it on other lines, such as `jq`. A pipe cannot be read again.
         if parts.is_empty() && file.rewind().is_ok() {
             if let Ok(events) = serde_json::from_reader::<_, Vec<Event>>(file) {
-                (ended, self.unread) = (true, unread);
+                (starts, ends, self.unread) = (1, 1, unread);
                 events.into_iter().filter(within).for_each(|event| add(&mut parts, event));
             }
         }
         if parts.is_empty() {
             return Err(no_spans(path).into());
         }
-        if !ended {
+        if ends < starts.max(1) {
             self.open.push(path.to_path_buf());
         }
         Ok(parts)
