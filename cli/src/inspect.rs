@@ -96,7 +96,7 @@ pub(crate) fn run(options: &Options) -> Result<String, BoxError> {
         file.print(&mut out)?;
     }
     if found.len() > 1 {
-        let bytes = found.iter().map(|file| file.file_bytes).sum();
+        let bytes = found.iter().map(|file| file.file_bytes).fold(0, u64::saturating_add);
         writeln!(out, "{}, {}", text::count(found.len() as u64, "file"), text::bytes(bytes))?;
     }
     Ok(out)

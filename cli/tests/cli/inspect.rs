@@ -83,6 +83,17 @@ fn the_page_cache_of_a_huge_file_is_unknown_for_a_reason() {
     has(&stdout, &["page cache  unknown: ", "mmap failed: ", "(os error 12)"]);
 }
 
+/// More bytes together than a `u64` counts. Files in memory may be as long as that needs.
+#[test]
+#[cfg(target_os = "linux")]
+fn the_bytes_of_huge_files_are_added_up() {
+    let Ok(folder) = tempfile::tempdir_in("/dev/shm") else { return };
+    let path = folder.path().join("huge");
+    if fs::File::create(&path).and_then(|file| file.set_len(i64::MAX as u64)).is_ok() {
+        has(&text(&folder, "inspect huge huge huge"), &["\n3 files, 16777216.0 TiB\n"]);
+    }
+}
+
 /// A count high enough that a look at the header for each of them would take minutes.
 #[test]
 fn inspect_tells_all_tensors_of_a_model() {
