@@ -110,6 +110,9 @@ tools/retry.sh "$venv/bin/pip" install --quiet 'ziglang>=0.17,<0.18'
 (
   zig=("$venv/bin/python" -m ziglang)
   root=$PWD
+  # Zig is a clang, too, with its own C++ library.
+  "${zig[@]}" c++ -std=c++17 -Wall -Wextra -Wpedantic -Wconversion -Wshadow -Werror -I capi/include \
+    -c capi/examples/trainer.cpp -o "$out/trainer-clang.o"
   cd "$out"
   "${zig[@]}" translate-c -lc "$root/capi/include/twinbuf.h" >c.zig
   "${zig[@]}" build-exe -O ReleaseSafe -lc -L "$out/prefix/lib" -ltwinbuf --name trainer-zig \

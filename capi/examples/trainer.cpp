@@ -1,4 +1,5 @@
 // The trainer of trainer.zig in C++: the batches of one of two ranks for three epochs, resumed once: trainer FILE RANK
+#include <cstdint>
 #include <cstdio>
 #include <cstring>
 #include <twinbuf.hpp>

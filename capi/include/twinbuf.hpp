@@ -12,7 +12,7 @@ namespace twinbuf {
 struct Error : std::runtime_error {
     int code;
     std::string path;     // empty: no file
-    std::int64_t offset;  // -1: none
+    int64_t offset;  // -1: none
     explicit Error(int of, const twinbuf_error *last = twinbuf_last_error())
         : std::runtime_error(last ? last->message : "the thread is ending"), code(of),
           path(last && last->path ? last->path : ""), offset(last ? last->offset : -1) {}
@@ -32,7 +32,7 @@ template <class Struct> Struct make() {
 // A batch. It is released at the end of its life, or by release().
 class Batch {
     twinbuf_batch batch = make<twinbuf_batch>();
-    friend class Loader;
+    friend struct Loader;
 
   public:
     Batch() = default;
@@ -44,13 +44,13 @@ class Batch {
         batch = make<twinbuf_batch>();
     }
     void keep() { check(twinbuf_keep(&batch)); }
-    std::uint8_t *data() const { return batch.data; }
+    uint8_t *data() const { return batch.data; }
     std::size_t size() const { return batch.len; }
-    std::uint8_t *begin() const { return data(); }
-    std::uint8_t *end() const { return data() + size(); }
-    std::uint64_t records() const { return batch.records; }
-    std::uint64_t epoch() const { return batch.epoch; }
-    std::uint64_t step() const { return batch.step; }
+    uint8_t *begin() const { return data(); }
+    uint8_t *end() const { return data() + size(); }
+    uint64_t records() const { return batch.records; }
+    uint64_t epoch() const { return batch.epoch; }
+    uint64_t step() const { return batch.step; }
 };
 // Frees a handle.
 template <class Handle> class Owner {
@@ -84,14 +84,14 @@ struct Loader : Owner<twinbuf_loader> {
     Loader(const Records &records, const twinbuf_options &options) {
         check(twinbuf_load(records.get(), &options, &handle));
     }
-    void epochs(std::uint64_t first, std::uint64_t end) { check(twinbuf_epochs(handle, first, end)); }
-    void resume(std::string text, std::uint64_t end) {
+    void epochs(uint64_t first, uint64_t end) { check(twinbuf_epochs(handle, first, end)); }
+    void resume(std::string text, uint64_t end) {
         auto from = make<twinbuf_text>();
         from.bytes = text.data(), from.len = text.size();
         check(twinbuf_resume(handle, &from, end));
     }
     // TWINBUF_OK, TWINBUF_END or TWINBUF_PENDING. Releases what `batch` had.
-    int next(Batch &batch, std::uint64_t wait_ms = UINT64_MAX) {
+    int next(Batch &batch, uint64_t wait_ms = UINT64_MAX) {
         batch.release();
         return check(twinbuf_next(handle, &batch.batch, wait_ms));
     }
@@ -104,7 +104,7 @@ struct Loader : Owner<twinbuf_loader> {
         }
         return bytes.resize(text.len), bytes;
     }
-    void close(std::uint64_t wait_ms = UINT64_MAX) { check(twinbuf_close(handle, wait_ms)); }
+    void close(uint64_t wait_ms = UINT64_MAX) { check(twinbuf_close(handle, wait_ms)); }
     // `for (auto &batch : loader)`: each batch is released before the next one is asked for.
     struct Iterator {
         Loader *loader;
