@@ -55,7 +55,7 @@ cargo clippy --quiet --manifest-path capi/Cargo.toml -- -D warnings
 cargo build --quiet --package twinbuf-capi --lib --example trainer
 python3 capi/examples/data.py "$out/data.bin"
 
-make --silent -C capi build install PROFILE=dev PREFIX="$out/prefix" 2>&1 | grep -v Finished || true
+CARGO_TERM_QUIET=true make --silent -C capi build install PROFILE=dev PREFIX="$out/prefix"
 # As root without cargo, and to a folder with a space in its name, for a package that is moved.
 moved="$out/a root"
 rm -rf "$moved"
