@@ -6,7 +6,8 @@
 // is an error. Records and loaders are freed by twinbuf_free, and batches by twinbuf_release.
 //
 // After fork(), only the process that made a loader can use it. If another thread is inside a call during fork(), calls
-// of the child can wait without end. pthread_cancel of a thread inside a call can abort the process.
+// of the child can wait without end. So can a call in a signal handler, twinbuf_cancel too: let a thread that waits in
+// sigwait() make it. pthread_cancel of a thread inside a call can abort the process.
 
 #ifndef TWINBUF_H
 #define TWINBUF_H
