@@ -26,7 +26,7 @@ pub use options::Options;
 #[derive(Clone)]
 pub struct Objects {
     client: Arc<Client>,
-    blocks: Arc<Blocks>,
+    blocks: Arc<Mutex<VecDeque<Block>>>,
     shards: Arc<[Shard]>,
     record: usize,
     element: Option<(DType, Vec<usize>)>,
@@ -121,7 +121,7 @@ impl Objects {
         for (index, &Request { shard, ref range, kept, .. }) in requests.iter().enumerate() {
             let (client, limit) = (self.client.clone(), limit.clone());
             let (object, range) = (self.shards[shard].object.clone(), range.clone());
-            let place = if kept { self.blocks.block(shard, &range, most) } else { Arc::default() };
+            let place = if kept { self.keep(shard, &range, most) } else { Arc::default() };
             let get = async move {
                 let _turn = limit.acquire().await;
                 let get = async || {
@@ -136,6 +136,20 @@ impl Objects {
             tasks.spawn_on(get, &self.client.runtime);
         }
         tasks
+    }
+
+    /// Returns the bytes of a block, or the place for them. Drops those blocks that were not used
+    /// for the longest time, until all have at most `most` bytes together, or no other is left.
+    fn keep(&self, shard: usize, range: &Range<u64>, most: u64) -> Arc<OnceCell<Bytes>> {
+        let mut blocks = self.blocks.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = blocks.iter().position(|block| block.shard == shard && block.range == *range);
+        let bytes = known.and_then(|at| blocks.remove(at)).map(|block| block.bytes).unwrap_or_default();
+        blocks.push_back(Block { shard, range: range.clone(), bytes: bytes.clone() });
+        let len = |block: &Block| block.range.end - block.range.start;
+        while blocks.len() > 1 && blocks.iter().map(len).sum::<u64>() > most {
+            blocks.pop_front();
+        }
+        bytes
     }
 }
 
@@ -211,32 +225,13 @@ impl Dataset for Objects {
     }
 }
 
-/// The blocks that several batches need, and that were used last, up to a number of bytes: the chunks of a windowed shuffle, or
-/// parts of them. The last one was used last.
-#[derive(Default)]
-struct Blocks(Mutex<VecDeque<Block>>);
-
+/// A block that several batches need: a chunk of a windowed shuffle, or a part of one. The blocks that were used last are kept,
+/// up to a number of bytes. The last one was used last.
 struct Block {
     shard: usize,
     range: Range<u64>,
     /// Its bytes once the request of one batch has ended without an error.
     bytes: Arc<OnceCell<Bytes>>,
-}
-
-impl Blocks {
-    /// Returns the bytes of a block, or the place for them. Drops those blocks that were not used
-    /// for the longest time, until all have at most `most` bytes together, or no other is left.
-    fn block(&self, shard: usize, range: &Range<u64>, most: u64) -> Arc<OnceCell<Bytes>> {
-        let mut blocks = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let known = blocks.iter().position(|block| block.shard == shard && block.range == *range);
-        let bytes = known.and_then(|at| blocks.remove(at)).map(|block| block.bytes).unwrap_or_default();
-        blocks.push_back(Block { shard, range: range.clone(), bytes: bytes.clone() });
-        let len = |block: &Block| block.range.end - block.range.start;
-        while blocks.len() > 1 && blocks.iter().map(len).sum::<u64>() > most {
-            blocks.pop_front();
-        }
-        bytes
-    }
 }
 
 /// What was requested so far. [`Objects::stats`] returns it.

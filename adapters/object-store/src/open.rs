@@ -76,10 +76,9 @@ impl Objects {
             Error { url: url.to_string(), range: 0..0, kind: Kind::Format(text, Box::new(source)) }
         })?;
         let objects = files.into_iter().zip(heads.into_iter().map(|(object, _)| Arc::new(object)));
-        let (shards, record) =
-            (shards(&records, &objects.collect()).map_err(failed)?, records.record_bytes());
+        let shards = shards(&records, &objects.collect()).map_err(failed)?;
         let element = records.is_typed().then(|| (records.dtype(), records.shape().to_vec()));
-        Ok(Self { client, blocks: Arc::default(), shards: shards.into(), record, element })
+        Ok(Self { client, blocks: Arc::default(), shards, record: records.record_bytes(), element })
     }
 }
 
@@ -180,7 +179,7 @@ fn cut(name: &str) -> &str {
 }
 
 /// Where the records of each object are.
-fn shards(records: &Records, objects: &HashMap<PathBuf, Arc<Object>>) -> Result<Vec<Shard>, BoxError> {
+fn shards(records: &Records, objects: &HashMap<PathBuf, Arc<Object>>) -> Result<Arc<[Shard]>, BoxError> {
     let offset = |record| records.locate(record).map_or(0, |found| found.offset);
     // The opener may have skipped some files.
     let shards = records.shards().iter().map(|shard| {
