@@ -31,6 +31,8 @@ pub(crate) struct Client {
     pub(crate) runtime: Handle,
     /// The same, unless it is the caller's.
     pub(crate) own: Option<Runtime>,
+    /// The process that has its threads.
+    pub(crate) process: u32,
     pub(crate) options: Options,
     /// Requests, bytes received, bytes used.
     pub(crate) counters: [AtomicU64; 3],

@@ -57,8 +57,9 @@ pub enum Kind {
     /// The request did not end within this time.
     #[error("no end within {:.3} s", .0.as_secs_f64())]
     Timeout(Duration),
-    /// The runtime of the requests has ended: the caller's, or a task panicked.
-    #[error("the runtime of the requests has ended")]
+    /// The runtime of the requests has ended: the caller's, or a task panicked. Or this process was forked from the one that
+    /// opened the objects: it does not have the threads of the runtime.
+    #[error("the runtime of the requests has ended, or is that of another process")]
     Runtime,
 }
 

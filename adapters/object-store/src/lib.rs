@@ -171,6 +171,9 @@ impl Dataset for Objects {
     }
 
     fn read(&mut self, batch: &BatchIndices, out: &mut [u8]) -> Result<usize, BoxError> {
+        if self.client.process != std::process::id() {
+            return Err(self.client.ended().into());
+        }
         let piece = |(index, record)| {
             let place = self.locate(record).ok_or_else(|| format!("there is no record {record}"));
             place.map(|(shard, offset)| (shard, offset, index * self.record))

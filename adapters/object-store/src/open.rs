@@ -62,7 +62,8 @@ impl Objects {
                 (own.handle().clone(), Some(own))
             }
         };
-        let client = Arc::new(Client { store, root, runtime, own, options, counters: Default::default() });
+        let (process, counters) = (std::process::id(), Default::default());
+        let client = Arc::new(Client { store, root, runtime, own, process, options, counters });
         // `unconstrained`: see `read`.
         let found = unconstrained(client.runtime.spawn(find(client.clone(), url.to_string(), base)));
         let heads = pollster::block_on(found).unwrap_or_else(|_| Err(client.ended()))?;

@@ -394,6 +394,64 @@ fn what_the_system_refuses_is_an_error() -> Result<(), BoxError> {
     Ok(())
 }
 
+/// The threads of the requests stay in the parent. A forked process is told so, and reads what it opens itself.
+#[test]
+#[cfg(target_os = "linux")]
+#[allow(unsafe_code, reason = "no safe function forks")]
+fn a_forked_process_does_not_wait_for_its_parents_threads() -> Result<(), BoxError> {
+    unsafe extern "C" {
+        safe fn fork() -> i32;
+        safe fn alarm(seconds: u32) -> u32;
+        safe fn _exit(code: i32) -> !;
+        fn waitpid(child: i32, status: *mut i32, options: i32) -> i32;
+    }
+    if std::env::var_os("ALONE").is_none() {
+        // No other test may hold a lock at the fork.
+        let mut child = std::process::Command::new(std::env::current_exe()?);
+        let name = "a_forked_process_does_not_wait_for_its_parents_threads";
+        let child = child.args(["--exact", name]).env("ALONE", "").output()?;
+        assert!(child.status.success(), "{child:?}");
+        return Ok(());
+    }
+    let (store, mut objects) = three()?;
+    let (plan, mut out) = (Plan::builder(125).build()?, [0; 100]);
+    let one = batch(plan.clone())?;
+    assert_eq!(Dataset::read(&mut objects, &one, &mut out)?, 100);
+    let child = fork();
+    if child == 0 {
+        let reads = || {
+            let mut found = Vec::new();
+            for overlap in [false, true] {
+                let mut loader = Loader::builder(objects.clone(), plan.clone()).overlap(overlap).build()?;
+                found.extend(loader.epoch(0).next());
+            }
+            drop(objects);
+            Dataset::read(&mut open(options(&store))?, &one, &mut out)?;
+            let found =
+                found.into_iter().filter_map(Result::err).map(typed).collect::<Result<Vec<_>, _>>()?;
+            Ok::<_, BoxError>(
+                found.len() == 2 && found.iter().all(|error| matches!(error.kind, Kind::Runtime)),
+            )
+        };
+        // Ends a wait without end.
+        alarm(60);
+        _exit(if matches!(reads(), Ok(true)) { 0 } else { 1 })
+    }
+    let mut status = 0;
+    // SAFETY: the kernel writes to `status`, a live local.
+    assert_eq!(unsafe { waitpid(child, &raw mut status, 0) }, child);
+    assert_eq!(status, 0);
+    assert_eq!(Dataset::read(&mut objects, &one, &mut out)?, 100);
+    Ok(())
+}
+
+fn typed(error: twinbuf::Error) -> Result<Error, BoxError> {
+    match error {
+        twinbuf::Error::Load { source, .. } => Ok(*source.downcast()?),
+        error => Err(error.into()),
+    }
+}
+
 /// In an asynchronous context, without threads of the loader's; on a runtime of the caller's, also after its end.
 #[test]
 fn runtimes() -> Result<(), BoxError> {
