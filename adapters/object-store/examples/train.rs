@@ -14,7 +14,8 @@ const RATE: f32 = 0.02;
 
 fn main() -> Result<(), BoxError> {
     let url = std::env::args().nth(1).ok_or("wanted a URL, such as s3://bucket/train/")?;
-    let options = Options { settings: std::env::vars().collect(), ..Options::default() };
+    let settings = std::env::vars().filter(|(name, _)| name.starts_with("AWS_")).collect();
+    let options = Options { settings, ..Options::default() };
     let data = Objects::open(&url, options, |files| Records::open_npy(files, Cut::Rows))?;
     let columns = data.element().ok_or("wanted numbers")?.1[0];
     println!("{}: {} rows of {columns} numbers", data.name(), data.len());

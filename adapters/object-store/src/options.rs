@@ -10,7 +10,8 @@ use tokio::runtime::Handle;
 pub struct Options {
     /// Settings of the store: credentials, region, endpoint, timeouts, such as `("aws_region", "eu-central-1")`. The names
     /// are `object_store`'s configuration keys, in lower case or as environment variables; others are ignored. Default:
-    /// none. `std::env::vars().collect()` takes `AWS_ACCESS_KEY_ID` and its like from the environment.
+    /// none. To take `AWS_ACCESS_KEY_ID` and its like from the environment, choose the variables that begin with `AWS_`:
+    /// plain names, such as `TIMEOUT` and `ENDPOINT`, are keys too.
     pub settings: Vec<(String, String)>,
     /// A store that the caller has built, for example with another `RetryConfig`. The URL then only gives the path. Default:
     /// the store of the URL, which retries a failed request up to 10 times within 3 minutes.

@@ -32,7 +32,9 @@ with tempfile.TemporaryDirectory() as folder:
         batches = [np.array(batch) for batch in tb.Loader(found, plan, workers=4)]
         assert np.array_equal(np.sort(np.concatenate(batches), axis=0), np.sort(rows, axis=0))
         assert not np.array_equal(np.concatenate(batches), rows)
-        environment = os.environ | settings | {"aws_allow_http": "true"}
+        environment = os.environ | {name.upper(): value for name, value in settings.items()}
+        # A variable of another program, which has the name of a setting.
+        environment |= {"AWS_ALLOW_HTTP": "true", "TIMEOUT": "30"}
         command = [sys.argv[2], "s3://bucket/train/"]
         run = subprocess.run(command, env=environment, text=True, capture_output=True, check=True)
         losses = [float(loss) for loss in re.findall(r"loss ([\d.]+)", run.stdout)]
