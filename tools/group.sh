@@ -15,14 +15,14 @@ make_group() {
   local root=/sys/fs/cgroup name=twinbuf.$$
   if grep -qw memory $root/cgroup.controllers 2>/dev/null && mkdir $root/$name 2>/dev/null; then
     group=$root/$name how="cgroup v2" peak=$group/memory.peak
-    # Usually the root hands the controller down already.
-    [[ -e $group/memory.max ]] || echo +memory >$root/cgroup.subtree_control
-    echo "${1}M" >"$group/memory.max"
+    # Usually the root hands the controller down already. In a container it may not: then there is no limit.
+    [[ -e $group/memory.max ]] || echo +memory >$root/cgroup.subtree_control || { drop_group; return 1; }
+    echo "${1}M" >"$group/memory.max" || { drop_group; return 1; }
     # Missing where the kernel cannot swap.
     [[ ! -e $group/memory.swap.max ]] || echo 0 >"$group/memory.swap.max"
   elif mkdir $root/memory/$name 2>/dev/null; then
     group=$root/memory/$name how="cgroup v1" peak=$group/memory.max_usage_in_bytes
-    echo "${1}M" >"$group/memory.limit_in_bytes"
+    echo "${1}M" >"$group/memory.limit_in_bytes" || { drop_group; return 1; }
     echo 0 >"$group/memory.swappiness"
   else
     return 1
