@@ -5,7 +5,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 retry=$PWD/tools/retry.sh
 cargo build --quiet --package twinbuf-cuda-sim
-sim=$PWD/target/debug/cuda-sim
+sim=$(realpath -m "${CARGO_TARGET_DIR:-target}")/debug/cuda-sim
 
 # ends CODE ARGUMENT...: `cuda-sim run` ends with this exit code.
 ends() {
