@@ -11,7 +11,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 target=$(realpath -m "${CARGO_TARGET_DIR:-target}")
-tools=${TWINBUF_TOOLS:-${XDG_CACHE_HOME:-$HOME/.cache}/twinbuf-tools}
+tools=${TWINBUF_TEST_TOOLS:-${XDG_CACHE_HOME:-$HOME/.cache}/twinbuf-tools}
 export CARGO_TARGET_DIR=$target PATH=$tools/bin:$PATH PIP_DISABLE_PIP_VERSION_CHECK=1
 out=$target/capi
 mkdir -p "$out"
