@@ -12,7 +12,7 @@ namespace twinbuf {
 struct Error : std::runtime_error {
     int code;
     std::string path;     // empty: no file
-    int64_t offset;  // -1: none
+    int64_t offset;       // -1: none
     explicit Error(int of, const twinbuf_error *last = twinbuf_last_error())
         : std::runtime_error(last ? last->message : "the thread is ending"), code(of),
           path(last && last->path ? last->path : ""), offset(last ? last->offset : -1) {}
