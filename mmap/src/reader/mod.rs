@@ -354,7 +354,7 @@ impl<D: Units> Reader<D> {
     #[must_use]
     pub fn stats(&self) -> ReadStats {
         let mut stats = *lock(&self.source.stats);
-        stats.disk += self.source.stream.as_ref().map_or(0, Stream::bytes);
+        stats.disk += self.source.stream.as_ref().map_or(0, |stream| stream.bytes.load(Relaxed));
         stats
     }
 

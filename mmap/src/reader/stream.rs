@@ -10,6 +10,7 @@ use std::collections::{HashMap, VecDeque};
 use std::fs::File;
 use std::io;
 use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use super::direct::Direct;
@@ -38,6 +39,9 @@ pub(super) struct Stream {
     pub(super) room: [u64; 2],
     /// Bytes of the longest request, without a block more at each end.
     request: u64,
+    /// Bytes that were requested since the stream was created. Outside of `state`, which is locked while a read waits for
+    /// the disk. Relaxed: it orders nothing.
+    pub(super) bytes: AtomicU64,
     /// What changes during reads.
     pub(super) state: Mutex<State>,
 }
@@ -48,8 +52,6 @@ pub(super) struct State {
     places: Index,
     /// The `Arc`s of requests that were removed. Later requests put their memory into them, to allocate less.
     spare: Vec<Arc<Buffer>>,
-    /// Bytes that were requested since the stream was created.
-    bytes: u64,
 }
 
 /// A lane of memory, and its requests, the oldest first.
@@ -181,14 +183,9 @@ impl Stream {
             lanes: room.map(lane),
             places: Index::default(),
             spare: Vec::new(),
-            bytes: 0,
         };
-        Self { process: std::process::id(), files, room, request, state: Mutex::new(state) }
-    }
-
-    /// The number of bytes of all requests so far.
-    pub(super) fn bytes(&self) -> u64 {
-        self.state().map_or(0, |state| state.bytes)
+        let (process, bytes) = (std::process::id(), AtomicU64::default());
+        Self { process, files, room, request, bytes, state: Mutex::new(state) }
     }
 
     /// Whether this file can be read through the stream. It cannot if a request could block in its file system, if each
@@ -292,6 +289,7 @@ impl Stream {
             let end = end.min(blocks);
             let (left, own_end, result) = (wanted(end), at + wanted(end), None);
             let Some((into, place)) = state.memory(lane, blocks - from, block) else { return false };
+            self.bytes.fetch_add(blocks - from, Relaxed);
             let request = Request { file, bytes: at..blocks, from, left, own_end, until, result, place };
             state.begin(lane, kept.clone(), request, into);
             extent.bytes.start = end;
@@ -347,11 +345,10 @@ fn request(lanes: &mut [Lane; 2], tag: Tag) -> Option<&mut Request> {
 impl State {
     /// Starts one request, which reads `file` into this memory.
     fn begin(&mut self, lane: usize, file: Arc<File>, request: Request, into: Buffer) {
-        let (offset, wanted) = (request.from, request.bytes.end - request.from);
-        let len = usize::try_from(wanted).unwrap_or(usize::MAX);
+        let offset = request.from;
+        let len = usize::try_from(request.bytes.end - offset).unwrap_or(usize::MAX);
         let tag = tag(lane, self.lanes[lane].first + self.lanes[lane].requests.len() as u64);
         self.places.insert(request.file, request.bytes.start, tag);
-        self.bytes += wanted;
         READ_CALLS.with(|calls| calls.set(calls.get() + 1));
         self.queue.push(Read { file, offset, into, len, tag });
         self.lanes[lane].requests.push_back(request);

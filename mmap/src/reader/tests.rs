@@ -882,6 +882,31 @@ fn whether_all_is_in_memory_is_answered_during_a_hint() {
     drop(hint);
 }
 
+/// A caller asks for them to see what a disk that hangs has done so far.
+#[test]
+fn figures_are_there_while_a_direct_read_waits() {
+    static DISK: Mutex<()> = Mutex::new(());
+    let Some((_folder, _, plan, reader)) = direct_of(1 << 20, 64) else { return };
+    let queue = queue::Queue::by(|file, out, at| {
+        drop(lock(&DISK));
+        crate::file::read_at(file, out, at)
+    });
+    let reader = std::sync::Arc::new(reader);
+    let state = || &reader.source.stream.as_ref().unwrap().state;
+    state().lock().unwrap().queue = queue;
+    let hangs = lock(&DISK);
+    let (other, batch) = (reader.clone(), plan.batch(0, 0).unwrap());
+    let reads = std::thread::spawn(move || read(&other, &batch));
+    while state().try_lock().is_ok() {
+        std::thread::yield_now();
+    }
+    let ((answered, answer), asked) = (std::sync::mpsc::channel(), reader.clone());
+    std::thread::spawn(move || answered.send(asked.stats().bytes));
+    assert_eq!(answer.recv_timeout(std::time::Duration::from_secs(10)), Ok(0), "they wait for the read");
+    drop(hangs);
+    assert_eq!(reads.join().unwrap(), plain(reader.ranges(), &plan.batch(0, 0).unwrap()));
+}
+
 /// Data that fits in memory is hinted once in an epoch, and not any more once it is in memory. What is read in order is
 /// touched ahead, and no page of it is read twice.
 #[test]
