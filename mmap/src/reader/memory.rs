@@ -114,7 +114,8 @@ impl Others {
         for kept in others.kept.values_mut() {
             kept.sort_unstable_by_key(|bytes| bytes.start);
             kept.dedup_by(|next, first| joins(first, next));
-            others.bytes += kept.iter().map(|bytes| bytes.end - bytes.start).sum::<u64>();
+            let all = kept.iter().map(|bytes| bytes.end - bytes.start);
+            others.bytes = all.fold(others.bytes, u64::saturating_add);
         }
         others
     }
@@ -219,9 +220,10 @@ impl Wish<'_> {
 }
 
 /// The memory for a window of this many bytes. Chunks are requested an eighth of a window before their use, and their
-/// memory is given back, in order, when all of their records were taken.
-const fn room(window: u64) -> u64 {
-    window.saturating_add(window / 8)
+/// memory is given back, in order, when all of their records were taken. No memory has 2^62 bytes, and the sum with the
+/// other lane does not overflow.
+fn room(window: u64) -> u64 {
+    window.saturating_add(window / 8).min(1 << 62)
 }
 
 /// `number * of / whole`.

@@ -609,6 +609,30 @@ fn files_that_live_in_memory_are_read_there() {
     assert_eq!((reader.choice().cached, reader.memory()), (64 << 20, 0));
 }
 
+/// Sparse files may have 2^63 bytes each. Three readers count on more than 2^64 bytes, and a window is all of its data.
+#[cfg(target_os = "linux")]
+#[test]
+fn sums_of_the_largest_files_do_not_overflow() {
+    let Ok(folder) = tempfile::tempdir_in("/dev/shm") else { return eprintln!("not checked: no /dev/shm") };
+    let (readers, mut kept) = (Readers::default(), Vec::new());
+    for set in 0..3 {
+        let paths = [0, 1, 2].map(|file| folder.path().join(format!("{set}-{file}")));
+        for path in &paths {
+            if let Err(error) = File::create(path).unwrap().set_len(5 << 60) {
+                return eprintln!("not checked: {error}");
+            }
+        }
+        let records = open(&paths, 4096);
+        let plan = shuffled(&records, 64, window(1, u64::MAX));
+        for mode in [ReadMode::Auto, ReadMode::Direct] {
+            let memory = (&readers, Some(1 << 30));
+            let Ok(reader) = Reader::with_memory(records.clone(), &plan, mode, memory) else { continue };
+            assert_eq!(reader.choice().data, 15 << 60);
+            kept.push(reader);
+        }
+    }
+}
+
 /// A model of one and a half times the memory keeps a part of it.
 #[cfg(feature = "safetensors")]
 #[test]
