@@ -1,7 +1,7 @@
 //! The files of a data set, and the byte ranges of its records in them.
 
 #[cfg(unix)]
-use std::io::ErrorKind;
+use std::io::{self, ErrorKind};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -437,7 +437,12 @@ impl Shards {
         // If the address space has no room for all mappings, unmap all: the program needs room to allocate.
         #[cfg(unix)]
         if self.all.last().is_none_or(|last| last.file.has_room()) {
-            file.map = file.mapped(bytes.end);
+            /// The number of mappings that stay free for the rest of the program, for example for threads. It is checked
+            /// at every thousandth file, together with room for the files up to the next check.
+            const OTHERS: usize = 1000;
+            let others = if self.all.len() % OTHERS == OTHERS - 1 { 2 * OTHERS } else { 0 };
+            let others: io::Result<Vec<_>> = (0..others).map(|_| file.mapped(1)).collect();
+            file.map = others.and_then(|_| file.mapped(bytes.end));
             if !file.has_room() {
                 self.all.iter_mut().for_each(|shard| shard.file.map = Err(ErrorKind::OutOfMemory.into()));
             }
@@ -450,9 +455,8 @@ impl Shards {
         if self.all.len() >= self.kept {
             file.give_back();
         }
-        let last = self.all.last();
-        let first = last.map_or(0, |last| last.records().end);
-        let before = last.map_or(0, |last| last.before.saturating_add(last.bytes.end));
+        let ends = |last: &Shard| [last.records().end, last.before.saturating_add(last.bytes.end)];
+        let [first, before] = self.all.last().map_or([0; 2], ends);
         self.all.push(Shard { file, at, bytes, first, records, before });
     }
 }

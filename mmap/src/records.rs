@@ -78,7 +78,8 @@ impl Options {
     /// mapping takes address space, but takes no memory until pages are touched, unless the process
     /// locks all mappings (`mlockall(MCL_FUTURE)`). If the system refuses a mapping, this file gets
     /// no page hints, and reads still work. If the address space is exhausted (`RLIMIT_AS`,
-    /// `vm.max_map_count`), the crate releases all mappings of this data set.
+    /// `vm.max_map_count`), or nearly so by the mappings of a thousand files and more, the crate releases all mappings
+    /// of this data set.
     ///
     /// # Errors
     ///

@@ -54,6 +54,7 @@ fn thousands_of_files_with_256_open() {
             // A quarter of the limit.
             assert_eq!(kept, 64);
             every_record_once(&paths);
+            the_program_has_room_for_mappings(&paths);
             others_take_the_descriptors(&paths);
             what_becomes_of_files(&paths);
         } else {
@@ -123,6 +124,27 @@ fn every_record_once(paths: &[PathBuf]) {
     }
     let (few, all) = (open(&paths[..10]).fingerprint().unwrap(), open(paths).fingerprint().unwrap());
     assert_ne!(few, all);
+}
+
+/// The system allows a number of mappings, which suffices for those of the files, and for few more. A thread takes some.
+fn the_program_has_room_for_mappings(paths: &[PathBuf]) {
+    const OTHERS: usize = 1000;
+    let most = std::fs::read_to_string("/proc/sys/vm/max_map_count").unwrap();
+    let most = most.trim().parse::<usize>().unwrap();
+    if !(paths.len() + 2 * OTHERS..100_000).contains(&most) {
+        return eprintln!("not checked: {most} mappings are allowed");
+    }
+    let file = File::open(&paths[0]).unwrap();
+    let mut maps = Vec::with_capacity(most);
+    let map = |_: &()| memmap2::MmapOptions::new().len(1).map_raw_read_only(&file).ok();
+    maps.extend(std::iter::repeat(()).map_while(|own| map(&own)));
+    maps.truncate(maps.len() - paths.len() - OTHERS / 2);
+    let records = open(paths);
+    let others = maps.len();
+    maps.extend(std::iter::repeat(()).map_while(|own| map(&own)).take(OTHERS));
+    let found = maps.len() - others;
+    drop((maps, records));
+    assert_eq!(found, OTHERS);
 }
 
 /// The program itself has nearly all: nothing is kept then, and what was is given back.

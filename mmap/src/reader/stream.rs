@@ -345,12 +345,11 @@ fn request(lanes: &mut [Lane; 2], tag: Tag) -> Option<&mut Request> {
 impl State {
     /// Starts one request, which reads `file` into this memory.
     fn begin(&mut self, lane: usize, file: Arc<File>, request: Request, into: Buffer) {
-        let offset = request.from;
-        let len = usize::try_from(request.bytes.end - offset).unwrap_or(usize::MAX);
+        let len = usize::try_from(request.bytes.end - request.from).unwrap_or(usize::MAX);
         let tag = tag(lane, self.lanes[lane].first + self.lanes[lane].requests.len() as u64);
         self.places.insert(request.file, request.bytes.start, tag);
         READ_CALLS.with(|calls| calls.set(calls.get() + 1));
-        self.queue.push(Read { file, offset, into, len, tag });
+        self.queue.push(Read { file, offset: request.from, into, len, tag });
         self.lanes[lane].requests.push_back(request);
     }
 
