@@ -57,7 +57,8 @@ use window::Shares;
 /// # Saved plans
 ///
 /// With the feature `serde`, a plan can be saved, for example with a model, and restored. The names of the fields are a
-/// stable format, and later versions of this crate can read it:
+/// stable format, and later versions of this crate can read it. Use a format that writes them, such as JSON or CBOR: a
+/// plan in one that does not, such as bincode, cannot be loaded.
 ///
 /// | field | content |
 /// | --- | --- |
