@@ -108,14 +108,16 @@ impl Front for Batches {
     }
 
     fn put_back(&self, state: &mut State, lease: Arc<Lease>, again: bool) -> Option<Arc<Lease>> {
-        let same = |after: &Checkpoint| after.epoch() == lease.epoch;
-        state.own.before = state.at().filter(same).map(|after| after.with_step(lease.step));
-        state.put_back = Some(lease).filter(|_| again);
+        let place = (lease.epoch, lease.step);
+        state.put_back.extend(again.then_some((place, lease)));
+        state.own.before = state.before(Some(place));
         None
     }
 
     fn take_back(&self, state: &mut State) -> Option<Arc<Lease>> {
-        state.put_back.take().inspect(|_| (state.own.before, state.own.stepping) = (None, true))
+        let (_, lease) = state.put_back.pop_first()?;
+        (state.own.before, state.own.stepping) = (state.before(None), true);
+        Some(lease)
     }
 
     /// The batch of an interrupt is read again when the loop asks for it, and not before: `close` would raise what a
@@ -160,7 +162,7 @@ impl State {
     fn origin(&self, epochs: &Range<u64>, single: bool) -> Option<Checkpoint> {
         let Position(at) = self.position()?;
         match &self.own.resume {
-            Some(resume) if goes_on(resume, epochs, single) => Some(at),
+            Some(_) if at.epoch() == epochs.start || at.epoch() > epochs.start && !single => Some(at),
             _ if at.epoch().checked_add(1) == Some(epochs.start) => Some(at.next_epoch()),
             _ => Some(at).filter(|at| (at.epoch(), at.step()) == (epochs.start, 0)),
         }
@@ -229,6 +231,12 @@ impl State {
         noted.cloned().or_else(|| self.at()).map(Position)
     }
 
+    /// Returns the position before the first batch that comes again, or before one on which `map` failed.
+    fn before(&self, failed: Option<(u64, u64)>) -> Option<Checkpoint> {
+        let (epoch, step) = self.put_back.keys().copied().chain(failed).min()?;
+        self.at().filter(|after| after.epoch() == epoch).map(|after| after.with_step(step))
+    }
+
     /// Returns the position after the last batch that the crate's loader handed out.
     pub(crate) fn at(&self) -> Option<Checkpoint> {
         match &self.run {
@@ -237,11 +245,6 @@ impl State {
             Run::Closed => None,
         }
     }
-}
-
-/// Whether an iteration over these epochs continues at this loaded state.
-fn goes_on(resume: &Checkpoint, epochs: &Range<u64>, single: bool) -> bool {
-    if single { resume.epoch() == epochs.start } else { resume.epoch() >= epochs.start }
 }
 
 /// A position in a plan, cheap to take after every batch. It becomes JSON when it is saved.

@@ -4,7 +4,7 @@
 //!
 //! No thread waits while it holds both the lock and the GIL. A wait with the lock lasts for [`SLICE`] at most.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::mem;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, OnceLock, Weak};
@@ -64,9 +64,9 @@ pub(crate) trait Front: Sized + Send + Sync + 'static {
     /// Keeps an item that was not handed to the loop, to come `again` or not. Returns it if it is not kept.
     fn put_back(&self, state: &mut State<Self>, item: Self::Item, again: bool) -> Option<Self::Item>;
 
-    /// Takes the item that was put back.
+    /// Takes the first item that was put back.
     fn take_back(&self, state: &mut State<Self>) -> Option<Self::Item> {
-        state.put_back.take()
+        state.put_back.pop_first().map(|(_, item)| item)
     }
 
     /// The item passes to the loop, or back from it.
@@ -153,9 +153,9 @@ pub(crate) struct State<F: Front> {
     pub(crate) iteration: u64,
     /// Set when the program closes the loader: from then on no iteration can begin.
     closes: bool,
-    /// An item that `next` received and did not return, because it raised an exception such as that of Ctrl-C. The
-    /// following `next` returns it.
-    pub(crate) put_back: Option<F::Item>,
+    /// Items that `next` received and did not return, because it raised an exception such as that of Ctrl-C, by epoch and
+    /// step. The following `next` returns the first one. There are several if threads share the iterator.
+    pub(crate) put_back: BTreeMap<(u64, u64), F::Item>,
     /// Items that were handed out and may be in use, in their order, with the number of their iteration.
     leases: VecDeque<(u64, Weak<Lease>)>,
     /// The number of items that left their slots because the loop kept them in their iteration.
@@ -263,7 +263,7 @@ impl<F: Front> State<F> {
 
     /// Ends the iteration, if there is one. From now on its iterator has no more items.
     pub(crate) fn rest(&mut self) {
-        self.put_back = None;
+        self.put_back.clear();
         self.run = self.run.take().map_or(Run::Closed, Run::Idle);
     }
 
@@ -283,9 +283,8 @@ impl<F: Front> State<F> {
 impl<F: Front> Shared<F> {
     /// Makes what iterators share. The end of the program ends its threads.
     pub(crate) fn new(front: F, name: Option<String>, run: Run<F::Run>) -> Arc<Self> {
-        let (leases, last_report, own) = Default::default();
-        let state =
-            State { run, iteration: 0, closes: false, put_back: None, leases, kept: 0, last_report, own };
+        let (put_back, leases, last_report, own) = Default::default();
+        let state = State { run, iteration: 0, closes: false, put_back, leases, kept: 0, last_report, own };
         let shared = Arc::new(Self { state: Locked::new(state), front, name });
         let mut all = lock(&ALL);
         all.retain(|shared| shared.strong_count() > 0);
@@ -323,12 +322,11 @@ impl<F: Front> Shared<F> {
 
     /// Takes an item back that `next` does not return, to come `again` or not.
     fn put_back(&self, py: Python<'_>, iteration: u64, item: F::Item, again: bool) {
-        let refused = self.state.with(py, |state| match state.iteration == iteration {
+        // What is refused is dropped without the lock, because that may run Python code.
+        let _ = self.state.with(py, |state| match state.iteration == iteration {
             true => self.front.put_back(state, item, again),
             false => Some(item),
         });
-        // Without the lock, because a drop may run Python code.
-        drop(refused);
     }
 }
 

@@ -247,12 +247,11 @@ impl Loader {
         self.shared.check(py)?;
         let plan = &self.plan.get().inner;
         self.shared.state.with(py, |state| {
-            let left =
-                |at: &Checkpoint| at.steps_left(plan, at.epoch().saturating_add(1)).unwrap_or_default();
-            state.own.resume.take_if(|resume| left(resume) == 0);
-            if state.own.resume.is_none() {
+            let own = &mut state.own;
+            own.resume.take_if(|at| at.steps_left(plan, at.epoch().saturating_add(1)).unwrap_or(0) == 0);
+            if own.resume.is_none() {
                 let next = &self.shared.front.next_epoch;
-                let least = if state.own.loaded { next.load(Ordering::Relaxed) } else { 0 };
+                let least = if own.loaded { next.load(Ordering::Relaxed) } else { 0 };
                 next.store(epoch.max(least), Ordering::Relaxed);
             }
         });

@@ -104,7 +104,7 @@ impl Front for Groups {
     }
 
     fn put_back(&self, state: &mut State<Self>, group: Group, _again: bool) -> Option<Group> {
-        state.put_back.replace(group)
+        state.put_back.insert(group._place, group)
     }
 
     fn close(stream: TensorStream, limit: Duration) -> Result<(), Error> {
@@ -199,7 +199,7 @@ impl PassOfGroups {
     fn __len__(&self, py: Python<'_>) -> PyResult<usize> {
         let Shared { state, front: Groups { count }, .. } = &*self.0.shared;
         state.ask(py, |state| match self.0.is_current(state) {
-            true => count - state.own as usize + usize::from(state.put_back.is_some()),
+            true => count - state.own as usize + state.put_back.len(),
             false if self.0.has_begun() => 0,
             false => *count,
         })

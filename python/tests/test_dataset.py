@@ -86,6 +86,44 @@ def test_threads_that_share_an_iterator_get_each_batch_once(kind: str, overlap: 
     assert sorted(itertools.chain(*found)) == list(itertools.product(range(2), range(25)))
 
 
+@pytest.mark.parametrize("first", [0, 1])
+@pytest.mark.parametrize(
+    ("errors", "again"),
+    [
+        ([SystemExit, SystemExit], [(0, 1), (1, 2)]),
+        ([SystemExit, ValueError], [(0, 2)]),
+        ([ValueError, SystemExit], [(1, 2)]),
+    ],
+)
+def test_batches_that_two_threads_give_back_come_again(
+    errors: list[type[BaseException]], again: list[tuple[int, int]], first: int
+) -> None:
+    """The one that was given back last took the place of the other, also if `map` had failed for it."""
+    begun, go = ([threading.Event() for _ in errors] for _ in range(2))
+
+    def map(batch: tb.Batch) -> int:
+        if batch.step < 2 and not go[batch.step].is_set():
+            begun[batch.step].set()
+            assert go[batch.step].wait(60)
+            raise errors[batch.step]
+        return batch.step
+
+    def take() -> None:
+        with contextlib.suppress(*errors):
+            next(items)
+
+    loader, threads = loader_of(Numbers(8), 1, map=map), [threading.Thread(target=take) for _ in errors]
+    items = loader.epoch(0)
+    for thread, event in zip(threads, begun, strict=True):
+        thread.start()
+        assert event.wait(60)
+    for step in (first, 1 - first):
+        go[step].set()
+        threads[step].join()
+    rest = [(step, step + 1) for step in range(2, 8)]
+    assert [(step, loader.state_dict()["step"]) for step in items] == [*again, *rest]
+
+
 @pytest.mark.parametrize("raised", [KeyboardInterrupt, SystemExit])
 @pytest.mark.parametrize("overlap", [True, False])
 @pytest.mark.parametrize("device", [None, Now()])
