@@ -96,7 +96,8 @@ class Loop(Generic[T]):
                     try:
                         found = called("map", self._map, found)
                     except Exception:
-                        taken.back(again=False)  # or it would fail again
+                        self._count += 1  # it does not come again: it would fail again
+                        taken.back(again=False)
                         raise
                 self._count += 1
                 # From here to the end nothing is called, so no signal is handled.

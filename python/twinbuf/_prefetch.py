@@ -245,8 +245,7 @@ class Prefetcher(Around[T]):
 
     def _receive(self, upload: Upload | None, found: Any) -> T:
         """Return an item of a loader of accelerate, which takes this for the loader that the loop is in."""
-        found = found if upload is None else upload.receive(found)
-        item, self.end_of_dataloader, self.remainder = found
+        item, self.end_of_dataloader, self.remainder = found if upload is None else upload.receive(found)
         # Of loops at once, the one that began last counts.
         if self not in self.gradient_state.dataloader_references:
             self.gradient_state._add_dataloader(self)
