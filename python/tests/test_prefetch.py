@@ -158,6 +158,42 @@ def test_a_loop_after_break_tells_that_it_has_the_same_iterator(caplog: pytest.L
     assert "the same iterator: if that does not start again, items that were fetched ahead" in caplog.text
 
 
+@pytest.mark.parametrize("around", [lambda items: items, tb.watch, tb.prefetch])
+def test_a_loop_over_persistent_workers_begins_again_beside_one_that_is_kept(around: Any) -> None:
+    """`iter` reset the only iterator while a thread was in it: items were lost, or an AssertionError came."""
+    inside, makes, go = threading.Lock(), threading.Event(), threading.Event()
+
+    class Only(Rewinding):
+        def __next__(self) -> int:
+            with inside:
+                if self.next == 1:
+                    makes.set()
+                    go.wait(300)
+                return super().__next__()
+
+    class Workers:
+        persistent_workers, only = True, Only()
+
+        def __iter__(self) -> Iterator[int]:
+            assert not inside.locked()
+            return iter(self.only)
+
+    def replace() -> None:  # the loop waits for the thread then
+        go.set()
+        type(items)._replace(items)
+
+    items = tb.prefetch(around(Workers()))
+    kept = iter(items)
+    assert next(kept) == 1 and makes.wait(300)
+    items._replace = replace  # type: ignore[method-assign]
+    try:
+        assert list(items) == [1, 2, 3, 4, 5]
+    finally:
+        go.set()
+    with pytest.raises(tb.LoaderError, match="another has begun"):
+        next(kept)
+
+
 @pytest.mark.parametrize("raised", [RuntimeError("can't start new thread"), KeyboardInterrupt()])
 def test_a_thread_that_was_kept_from_its_start_is_started_by_the_next_loop(
     raised: BaseException, monkeypatch: pytest.MonkeyPatch

@@ -197,7 +197,8 @@ class Prefetcher(Around[T]):
         """Return the loop, and what starts its thread, which can be called again; empty once it has."""
         if self._only is not None and not self._items().ended:
             return self._only
-        shared = self._shared
+        # With persistent workers a `DataLoader` has one iterator: no thread may be in it at `iter`.
+        shared = self._shared or getattr(self._iterable, "persistent_workers", False)
         if shared or self._items() is None:
             self._replace()
         iterator = self._begin()
