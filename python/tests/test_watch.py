@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import Rewinding, in_threads, run_program, saved, spans
+from sets import Gated, loader_of
 
 import twinbuf as tb
 
@@ -102,6 +103,39 @@ def test_an_error_of_the_iterable_passes(capsys: pytest.CaptureFixture[str]) -> 
     with pytest.raises(OSError, match="lost"):
         use(tb.watch(failing(), name="valid"), 0.0)
     assert capsys.readouterr().err.startswith("valid: 1 epoch, 1 batch in")
+
+
+def test_a_loop_that_goes_on_after_an_error_is_reported_at_its_end(capsys: Any) -> None:
+    class Fails(Rewinding):
+        def __next__(self) -> int:
+            if (number := super().__next__()) == 2:
+                raise OSError
+            return number
+
+    items = iter(tb.watch(Fails(9)))
+    assert next(items) == 1
+    with pytest.raises(OSError):
+        next(items)
+    assert capsys.readouterr().err.startswith("1 epoch, 1 batch in")
+    assert list(items) == [3, 4, 5, 6, 7, 8, 9]
+    assert " 8 batches in" in capsys.readouterr().err
+
+
+def test_a_wait_with_a_limit_is_no_end_of_the_loop(capsys: Any) -> None:
+    """The report came at the first limit, and none at the end."""
+    data = Gated(4)
+    items = iter(tb.watch(loader_of(data, 4).epochs(1, timeout=0.01)))
+    assert next(items).step == 0
+    for _ in range(2):
+        with pytest.raises(TimeoutError):
+            next(items)
+    assert capsys.readouterr().err == ""
+    data.go.set()
+    with contextlib.suppress(StopIteration):
+        while True:
+            with contextlib.suppress(TimeoutError):
+                next(items)
+    assert capsys.readouterr().err.startswith("1 epoch, 2 batches")
 
 
 @pytest.mark.parametrize("raised", [None, ZeroDivisionError, KeyboardInterrupt])

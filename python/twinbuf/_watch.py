@@ -14,6 +14,7 @@ from ._prefetch import Around, Prefetcher
 from ._report import Report
 from ._twinbuf import _Recorder
 from ._values import path_or_none, text_of
+from .errors import LoaderTimeoutError
 
 T = TypeVar("T")
 
@@ -94,13 +95,6 @@ class Watched(Around[T]):
         """Return where the time went up to now, in all epochs."""
         return self._own() if self._own else self._recorder.report(self._name, self._line)
 
-    def _end(self) -> None:
-        """End an epoch, and print the report."""
-        self._recorder.ended()
-        if (report := self.report()).batches and sys.stderr is not None:
-            with contextlib.suppress(OSError, ValueError):  # closed: the program has trained all the same
-                print(report, file=sys.stderr)
-
 
 class _Epoch(Generic[T]):
     """Hands on the items of an epoch as they are. After Ctrl-C the next call has the item that came."""
@@ -121,8 +115,7 @@ class _Epoch(Generic[T]):
         return self
 
     def __next__(self) -> T:
-        recorder = self._watched._recorder
-        recorder.asked(self._begun)
+        self._watched._recorder.asked(self._begun)
         self._begun = 0.0
         # A list for each call: threads may share the iterator, and wait here at once.
         came, self._came = self._came, []
@@ -131,13 +124,15 @@ class _Epoch(Generic[T]):
             came.extend(islice(self._items, not came))
             if not came:
                 raise StopIteration
-            recorder.received(self._epoch, self._step)
+            self._watched._recorder.received(self._epoch, self._step)
             # From here to the end nothing is called, so no signal is handled.
             item, *came = came
             self._step += 1
+            self._ended = False  # also after an error: the iterator has gone on
             return item
-        except Exception:
-            self._end()
+        except Exception as raised:
+            if not isinstance(raised, LoaderTimeoutError):  # the next call waits again
+                self._end()
             raise
         finally:
             self._came += came
@@ -147,9 +142,13 @@ class _Epoch(Generic[T]):
         self._end()
 
     def _end(self) -> None:
+        """End the epoch, and print the report."""
         if not self._ended and self._pid == os.getpid():  # a forked child must not end its parent's loop
             self._ended = True
-            self._watched._end()
+            self._watched._recorder.ended()
+            if (report := self._watched.report()).batches and sys.stderr is not None:
+                with contextlib.suppress(OSError, ValueError):  # closed: the program has trained all the same
+                    print(report, file=sys.stderr)
 
     def __del__(self) -> None:
         self._end()
