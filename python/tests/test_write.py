@@ -168,6 +168,17 @@ def test_refused(tmp_path: Path) -> None:
         tb.Writer(tmp_path / "no" / "x.npy", "float32")
 
 
+def test_masked_values_are_refused(tmp_path: Path) -> None:
+    """What is behind the mask was written."""
+    rows = np.ma.masked_array(np.arange(3), [False, True, False])
+    with tb.Writer(tmp_path / "x.npy", "int64") as out:
+        with pytest.raises(TypeError, match="rows: wanted an array without masked values"):
+            out.append(rows)
+        out.append(rows.filled(7))
+        out.append(rows[:1])
+    assert np.load(tmp_path / "x.npy").tolist() == [0, 7, 2, 0]
+
+
 def test_an_exception_discards_the_file_as_discard_does(tmp_path: Path) -> None:
     with tb.Writer(tmp_path / "x.npy", "float32", (3,)) as out:
         out.append(np.ones((2, 3), "float32"))

@@ -168,8 +168,6 @@ class Loader(_Loader, Generic[Made]):
     ) -> Self:
         """Make a loader, and start its threads."""
         map = None if map is None else values.instance_of("map", Callable, map, "a function")
-        name = None if name is None else values.text_of("name", name)
-        trace = values.path_or_none("trace", trace)
         values.instance_of("plan", _Plan, plan, "a Plan")
         workers, device_depth = values.whole("workers", workers), values.whole("device_depth", device_depth)
         overlap, copy_stream = values.flag_of("overlap", overlap), values.flag_of("copy_stream", copy_stream)
@@ -177,14 +175,14 @@ class Loader(_Loader, Generic[Made]):
             raise OptionError(f"device_depth: wanted 2 or more, found {device_depth}")
         to_device = None if device is None else sender(device, device_depth)
         options = _options(data) | {
-            "name": name,
+            "name": None if name is None else values.text_of("name", name),
             "depth": values.whole_or_none("depth", depth),
             "workers": workers,
             "overlap": overlap,
             "read_mode": values.text_of("read_mode", read_mode),
             "memory_limit": values.whole_or_none("memory_limit", memory_limit),
             "breakdown": values.whole_or_none("breakdown", breakdown) or None,
-            "trace": trace,
+            "trace": values.path_or_none("trace", trace),
             "sends": to_device is not None,
         }
         slots = None if to_device is None else to_device.slots(*_Loader._slots(plan, options))

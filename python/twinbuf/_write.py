@@ -101,6 +101,8 @@ class Writer:
         self._drain(self._ahead)
 
     def _write(self, rows: Any) -> None:
+        if numpy.ma.is_masked(rows):
+            raise TypeError("rows: wanted an array without masked values: `rows.filled(value)` has none")
         self._writer.append(self._bytes(numpy.asarray(rows, order="C")))
 
     def _bytes(self, array: Any) -> Any:
