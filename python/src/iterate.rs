@@ -322,8 +322,9 @@ impl<F: Front> Shared<F> {
 
     /// Takes an item back that `next` does not return, to come `again` or not.
     fn put_back(&self, py: Python<'_>, iteration: u64, item: F::Item, again: bool) {
-        // What is refused is dropped without the lock, because that may run Python code.
-        let _ = self.state.with(py, |state| match state.iteration == iteration {
+        // What is refused is dropped without the lock, because that may run Python code. In a forked process, the lock may
+        // belong to a thread that is not there.
+        let _ = self.state.ask(py, |state| match state.iteration == iteration {
             true => self.front.put_back(state, item, again),
             false => Some(item),
         });

@@ -379,6 +379,35 @@ def test_a_forked_child_gets_an_answer_while_a_thread_waits_for_an_item(kind: st
         waiting.result()
 
 
+FORKS_IN_MAP = """
+import os, signal, threading
+from sets import Gated, loader_of
+data, got = Gated(1), []
+def map(batch):
+    if batch.step == 0:
+        other.start()
+        data.asked.wait()
+        for _ in range(5):  # the other thread lets go of the lock for an instant, 20 times a second
+            if not (child := os.fork()):
+                signal.alarm(60)  # without an end
+                raise SystemExit(3)
+            assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
+        data.go.set()
+    return batch.step
+items = loader_of(data, 1, map=map).epoch(0)
+other = threading.Thread(target=lambda: got.extend(items), daemon=True)
+got.append(next(items))
+other.join()
+assert sorted(got) == list(range(8))
+"""
+
+
+def test_a_child_that_is_forked_in_map_may_leave_it_by_an_exception() -> None:
+    """To give its batch back, it waited for the lock that a thread of its parent has."""
+    status, _, errors = run_program(FORKS_IN_MAP)
+    assert status == 0, errors
+
+
 def _sum_in_a_child(path: str, results: "multiprocessing.Queue[int]") -> None:
     data = tb.Records.open_npy(path)
     results.put(sum(int(batch.numpy().sum()) for batch in sets.loader_of(data, 4).epoch(0)))
