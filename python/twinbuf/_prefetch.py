@@ -264,10 +264,10 @@ class Prefetcher(Around[T]):
         return self._thread.report(self._name)  # type: ignore[no-any-return]
 
     def close(self, *, timeout: float | None = 1.0) -> None:
-        """Stop fetching, and wait for the thread. Items that were fetched ahead are dropped.
+        """Stop fetching for the loop that began last, and wait for its thread.
 
-        After ``timeout`` seconds in the iterable the thread is left behind: this raises
-        `LoaderTimeoutError`. None waits as long as it takes.
+        Items that were fetched ahead are dropped. After ``timeout`` seconds in the iterable the thread is
+        left behind: this raises `LoaderTimeoutError`. None waits as long as it takes.
         """
         limit, items = seconds_or_none("timeout", timeout), self._items()
         self._shared, self._last = False, lambda: None
