@@ -89,9 +89,6 @@ pub struct Generator<'h, T: Send + 'static> {
     started: Instant,
     /// Workers may start the rounds below this one.
     granted: u64,
-    /// The error of the hook `before` for the next round. It ran when the caller received the last round; the next call
-    /// returns its error.
-    hook_failed: Option<Error>,
 }
 
 /// Builds a [`Generator`]. [`generate`], [`with_slots`] and [`with_parts`] return it.
@@ -221,7 +218,7 @@ impl<'h, T: Send + 'static> GeneratorBuilder<'h, T> {
     /// after the last requested round.
     ///
     /// The report counts the hook's time as use of a round. If the hook for round `n` returns an error, round `n` does
-    /// not start, and the call that asks for round `n` returns [`Error::Hook`].
+    /// not start, and the call that asks for round `n` returns [`Error::Hook`], or `close` if no call does.
     pub fn before<E: Into<BoxError>>(
         mut self,
         mut hook: impl FnMut(u64) -> Result<(), E> + Send + 'h,
@@ -243,7 +240,7 @@ impl<'h, T: Send + 'static> GeneratorBuilder<'h, T> {
         builder.options = options;
         let pipe = builder.build()?;
         let (base, next, end, granted, started) = (None, 0, 0, 0, Instant::now());
-        Ok(Generator { pipe, before, base, next, end, started, granted, hook_failed: None })
+        Ok(Generator { pipe, before, base, next, end, started, granted })
     }
 }
 
@@ -289,7 +286,7 @@ impl<'h, T: Send + 'static> Generator<'h, T> {
     /// panics, round `n` does not start, and the round that the call was about to return, if any, is lost.
     pub fn rounds(&mut self, n: u64) -> Rounds<'_, 'h, T> {
         self.end = self.next.saturating_add(n);
-        (self.started, self.hook_failed) = (Instant::now(), None);
+        (self.started, self.pipe.failed) = (Instant::now(), None);
         Items::lent(self)
     }
 
@@ -338,9 +335,6 @@ impl<T: Send + 'static> Course<Round<T>> for Generator<'_, T> {
     }
 
     fn next(&mut self) -> Next<Round<T>> {
-        if let Some(error) = self.hook_failed.take() {
-            return Next::Failed(error);
-        }
         if self.next == self.end {
             return Next::End;
         }
@@ -354,7 +348,7 @@ impl<T: Send + 'static> Course<Round<T>> for Generator<'_, T> {
     fn item(&mut self, slot: Round<T>) -> Round<T> {
         self.next += 1;
         if self.next < self.end {
-            self.hook_failed = self.grant().err();
+            self.pipe.failed = self.grant().err();
         }
         slot
     }

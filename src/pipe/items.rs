@@ -192,7 +192,7 @@ impl<'f, F: Front> Items<'f, F> {
             self.ended = true;
             return Poll::Ready(Some(Err(Error::Forked { at })));
         }
-        let found = match front.next() {
+        let found = match front.pipe_mut().failed.take().map_or_else(|| front.next(), Next::Failed) {
             Next::Slot => {
                 let place = front.place();
                 let Poll::Ready(found) = front.pipe_mut().receive(place, waiting) else {

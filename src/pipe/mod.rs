@@ -188,6 +188,8 @@ pub struct Pipe<R: Ring> {
     received: u64,
     /// Why the caller receives no item.
     stopped: Option<Stopped>,
+    /// An error of no unit, of a hook or an order: it comes in place of the next item. `close` returns a hook's.
+    pub(crate) failed: Option<Error>,
     locate: Locate,
     add_reads: AddReads,
     begun: plain::Begun,
@@ -438,6 +440,7 @@ impl<R: Ring> Pipe<R> {
             call: 0,
             received: 0,
             stopped: None,
+            failed: None,
             locate,
             add_reads,
             begun: plain::Begun::default(),
@@ -707,7 +710,7 @@ impl<R: Ring> Pipe<R> {
 
     fn close_within(self, limit: Option<Duration>) -> Result<(), Error> {
         let until = limit.and_then(|limit| Instant::now().checked_add(limit));
-        let Self { running, call, locate, stopped, .. } = self;
+        let Self { running, call, locate, stopped, failed, .. } = self;
         let Some(mut running) = running.into_inner() else { return Ok(()) };
         running.shared.close();
         let call = if stopped == Some(Stopped::Ended) { 0 } else { call };
@@ -725,7 +728,7 @@ impl<R: Ring> Pipe<R> {
         // This drops the last rows of the trace, which write their events. `close` below returns an error of these
         // writes.
         drop(running);
-        unheard.or(fault).map_or(Ok(()), Err).and(trace.map_or(Ok(()), LoaderTrace::close))
+        unheard.or(failed).or(fault).map_or(Ok(()), Err).and(trace.map_or(Ok(()), LoaderTrace::close))
     }
 }
 

@@ -133,10 +133,11 @@ macro_rules! calls_of_pipe {
         ///
         /// # Errors
         ///
-        /// With overlap, returns the first error of the last iteration that the caller has not received, for example
-        /// because it ended early: [`Error::Load`] or another error of the iterator, or [`Error::Device`] if the device
-        /// failed. Otherwise, returns [`Error::Panicked`] if a drop or a waker panicked and no item failed by that, and
-        /// then [`Error::Trace`] if the trace could not be written. Delivered items remain valid.
+        /// Returns the first error of the last iteration that the caller has not received, for example because it ended
+        /// early: [`Error::Load`] or another error of the iterator, or [`Error::Device`] if the device failed. Without
+        /// overlap, that can only be the error of a generator's hook. Otherwise, returns [`Error::Panicked`] if a drop
+        /// or a waker panicked and no item failed by that, and then [`Error::Trace`] if the trace could not be written.
+        /// Delivered items remain valid.
         pub fn close(self) -> Result<(), Error> {
             self.pipe.close()
         }

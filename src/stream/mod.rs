@@ -221,8 +221,8 @@ impl<B: Backend> StreamBuilder<B> {
             add_reads,
         })?;
         let (order, at) = (Vec::new(), 0);
-        let (passes, flowing, whole, failed) = (0, false, false, None);
-        Ok(TensorStream { pipe, schedule, reader, cycle, passes, flowing, order, at, whole, failed, taken })
+        let (passes, flowing, whole) = (0, false, false);
+        Ok(TensorStream { pipe, schedule, reader, cycle, passes, flowing, order, at, whole, taken })
     }
 }
 
@@ -248,8 +248,6 @@ pub struct TensorStream<B: Backend = Host> {
     at: usize,
     /// Whether all groups of this pass come through the slots, also those that are kept in memory.
     whole: bool,
-    /// The error of an invalid order.
-    failed: Option<Error>,
     /// What the stream takes of the memory limit. Shared with the groups. The last field, because it is given back only
     /// after the memory has been freed.
     taken: Option<Arc<Taken>>,
@@ -269,14 +267,14 @@ impl<B: Backend> TensorStream<B> {
 
     fn begin_pass(&mut self) {
         let pass = self.passes;
-        (self.order, self.failed) = match self.schedule.pass(pass) {
+        (self.order, self.pipe.failed) = match self.schedule.pass(pass) {
             Ok(order) => (order, None),
             Err(error) => (Vec::new(), Some(error)),
         };
         (self.passes, self.at) = (pass + 1, 0);
         // Until all kept groups have been read once, every group comes through a slot, kept ones too.
         self.whole = !self.schedule.is_read();
-        if !mem::take(&mut self.flowing) && self.failed.is_none() {
+        if !mem::take(&mut self.flowing) && self.pipe.failed.is_none() {
             self.begin(pass);
         }
         let place = self.place();
@@ -385,9 +383,6 @@ impl<B: Backend> Course<Group<B>> for TensorStream<B> {
     }
 
     fn next(&mut self) -> Next<Group<B>> {
-        if let Some(error) = self.failed.take() {
-            return Next::Failed(error);
-        }
         let Some(&group) = self.order.get(self.at) else { return Next::End };
         // Once all kept groups have been read, they are returned from memory and take no slot.
         match self.kept_group(group).filter(|_| !self.whole) {
@@ -409,7 +404,7 @@ impl<B: Backend> Course<Group<B>> for TensorStream<B> {
     fn ended(&mut self, _: Option<&Error>) {
         // Without groups it is no pass, or one with an invalid order, which ended the pipe's order.
         let (groups, at) = (mem::take(&mut self.order).len(), mem::take(&mut self.at));
-        (self.failed, self.flowing) = (None, self.cycle && groups > 0 && at == groups);
+        (self.pipe.failed, self.flowing) = (None, self.cycle && groups > 0 && at == groups);
         if !self.flowing {
             self.pipe.retract();
         }
@@ -417,7 +412,7 @@ impl<B: Backend> Course<Group<B>> for TensorStream<B> {
 
     fn left(&self) -> (usize, Option<usize>) {
         let left = self.order.len() - self.at;
-        (left.min(1), Some(left.max(usize::from(self.failed.is_some()))))
+        (left.min(1), Some(left.max(usize::from(self.pipe.failed.is_some()))))
     }
 }
 

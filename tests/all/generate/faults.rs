@@ -108,6 +108,27 @@ fn a_hook_that_fails_ends_the_rounds_and_is_tried_again() {
     }
 }
 
+/// The hook of the next round runs when a round is received, so a loop that ends there has not asked for its error.
+#[test]
+fn close_tells_of_a_hook_that_failed_ahead() {
+    for overlap in [true, false] {
+        let hook = |round: u64| if round == 1 { Err("no weights") } else { Ok(()) };
+        let build = || twinbuf::generate(number).overlap(overlap).before(hook).build().unwrap();
+        let mut generator = build();
+        assert_eq!(generator.rounds(3).next().unwrap().unwrap()[0], 0);
+        let error = generator.close().unwrap_err();
+        assert!(matches!(&error, Error::Hook { at, .. } if *at == round(1)), "{error:?}");
+        // Not of one that the caller has received, nor of an earlier iteration.
+        let mut generator = build();
+        assert!(generator.rounds(3).nth(1).unwrap().is_err());
+        generator.close().unwrap();
+        let mut generator = build();
+        assert_eq!(generator.rounds(3).next().unwrap().unwrap()[0], 0);
+        generator.rounds(0).for_each(drop);
+        generator.close().unwrap();
+    }
+}
+
 #[test]
 fn a_hook_that_panics_leaves_its_round_unstarted() {
     for overlap in [false, true] {
