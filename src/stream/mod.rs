@@ -267,7 +267,9 @@ impl<B: Backend> TensorStream<B> {
 
     fn begin_pass(&mut self) {
         let pass = self.passes;
-        (self.order, self.pipe.failed) = match self.schedule.pass(pass) {
+        // In a forked process only an error comes, and the thread that may be making this order does not exist.
+        let order = if self.pipe.is_orphaned() { Ok(vec![0]) } else { self.schedule.pass(pass) };
+        (self.order, self.pipe.failed) = match order {
             Ok(order) => (order, None),
             Err(error) => (Vec::new(), Some(error)),
         };

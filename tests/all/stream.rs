@@ -183,6 +183,34 @@ fn an_order_may_wait_until_the_pass_before_has_begun() {
     begun.store(u64::MAX, Ordering::Relaxed);
 }
 
+/// The thread that makes the order of a pass does not exist there, so the order would never be made.
+#[test]
+#[cfg(unix)]
+fn a_process_that_is_forked_while_an_order_is_made_is_told() {
+    let model = Model::new(&SIZES);
+    let [asked, forked] = [(); 2].map(|()| Arc::new(AtomicBool::new(false)));
+    let (tells, waits) = (asked.clone(), forked.clone());
+    let order = move |pass, step| {
+        if pass == 1 {
+            tells.store(true, Ordering::Relaxed);
+            until(|| waits.load(Ordering::Relaxed));
+        }
+        step
+    };
+    let mut layers = stream(model.groups()).cycle().order(order).build().unwrap();
+    let first = layers.pass();
+    until(|| asked.load(Ordering::Relaxed));
+    drop(first);
+    assert!(crate::common::forked::forked(|| {
+        let mut second = layers.pass();
+        let told =
+            second.size_hint() == (1, Some(1)) && matches!(second.next(), Some(Err(Error::Forked { .. })));
+        told && second.next().is_none()
+    }));
+    forked.store(true, Ordering::Relaxed);
+    model.check_all(layers.pass(), 0..SIZES.len());
+}
+
 /// An order that returns another result to another thread: a group has its own number and bytes all the same.
 #[test]
 fn an_order_that_changes_gives_no_group_another_name() {
