@@ -147,7 +147,7 @@ MUTANTS = [
     (PLAIN, "units named by rounds overflow", "epoch.saturating_add(seq)", "epoch + seq"),
     (PLAIN, "a call that was not begun waits", "} else if self.call == 0 {", "} else if false {"),
     (PLAIN, "a call waits for what was not granted", "self.received >= self.begun.granted {", "self.received > self.begun.granted {"),
-    (PLAIN, "a call waits for workers that nobody drives", "!driven.is_empty() && threads.is_empty() && own.is_none() {", "false {"),
+    (PLAIN, "a call waits for workers that nobody drives", "!driven.is_empty() && threads.is_empty() {", "false {"),
     (PLAIN, "a call goes on after its end", "} else if self.stopped.is_some() {", "} else if false {"),
     (PLAIN, "an empty order is not looked at", "length == Some(0) && units.next().is_some()", "length == Some(0) && false"),
     (PLAIN, "a caller has no source of its own", "            helper,\n", "            helper: helper.filter(|_| false),\n"),

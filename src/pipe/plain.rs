@@ -218,14 +218,14 @@ impl<R: Ring> Course<R::Item> for Pipe<R> {
     }
 
     fn next(&mut self) -> Next<R::Item> {
-        let Running { driven, threads, own, .. } = &*self.running;
+        let Running { driven, threads, .. } = &*self.running;
         if self.begun.miscounted {
             self.refused("wanted no unit, as the order's `size_hint` says, found more")
         } else if self.begun.length == Some(self.received) {
             Next::End
         } else if self.call == 0 {
             self.refused("wanted `begin` before the first item")
-        } else if !driven.is_empty() && threads.is_empty() && own.is_none() {
+        } else if !driven.is_empty() && threads.is_empty() {
             self.refused("wanted a driver, found all workers still in the pipe: call `Pipe::driven`")
         } else if self.stopped.is_some() {
             Next::End

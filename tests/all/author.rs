@@ -625,9 +625,13 @@ fn a_call_out_of_turn_is_an_error_or_the_end() {
         items.resume(3);
         assert_eq!(*items.next().unwrap().unwrap(), 2, "{mode:?}");
     }
-    let pipe = pipe::builder(vec![0; 4]).driven().build().unwrap();
-    let driver = "wanted a driver, found all workers still in the pipe: call `Pipe::driven`";
-    assert_eq!(asked(pipe, |pipe| pipe.begin(0, 0..5, 5)), vec![load(0, driver); 4]);
+    // A caller that fills slots fills none if its source does not pay.
+    let helper = Numbers { fails: 99, bytes: 8 };
+    for builder in [pipe::builder(vec![0; 4]), pipe::builder(vec![0; 4]).helper(helper)] {
+        let pipe = builder.driven().build().unwrap();
+        let driver = "wanted a driver, found all workers still in the pipe: call `Pipe::driven`";
+        assert_eq!(asked(pipe, |pipe| pipe.begin(0, 0..5, 5)), vec![load(0, driver); 4]);
+    }
 }
 
 #[test]
