@@ -369,7 +369,7 @@ impl LoopRecorder {
             item.ordinal = recorder.report.epochs;
             recorder.began(item, asked);
         }
-        *next = Place { step: step + 1, ..item };
+        *next = Place { step: step.saturating_add(1), ..item };
         let load = LoadTimes { end: at, ..LoadTimes::new(asked) };
         recorder.received(Ticket { place: item, ..Ticket::default() }, 0, &load, at, None);
     }

@@ -18,6 +18,7 @@ use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
 
 use twinbuf::Error;
+use twinbuf::observe::LoopRecorder;
 use twinbuf::pipe::{self, Content, Driven, Filled, Filling, Front, Items, Pipe, Slots, Source};
 use twinbuf_testing::Random as Dice;
 
@@ -731,4 +732,8 @@ fn numbers_at_their_ends_are_saturated() {
         assert!(!pipe.report().to_string().is_empty());
         pipe.close_timeout(Duration::MAX).unwrap();
     }
+    let (mut recorder, now) = (LoopRecorder::new(None, None, false).unwrap(), Instant::now());
+    recorder.received(u64::MAX, u64::MAX, now);
+    recorder.asked(now);
+    assert_eq!(recorder.report().batches, 1);
 }
