@@ -229,6 +229,8 @@ pub(super) struct FirstStep {
     pub(super) copies: Duration,
     /// The caller's times before it asked for the batch of that step: of requests that brought none.
     pub(super) before: StageTimes,
+    /// Whether it began in an earlier report, of which this one is the rest.
+    pub(super) is_earlier: bool,
 }
 
 impl FirstStep {
@@ -341,6 +343,7 @@ impl Report {
         let before = self.first_step.before;
         since.first = self.first.less(earlier.train.less(before));
         since.first_step.before = before.less(earlier.train);
+        since.first_step.is_earlier |= earlier.batches > 0;
         let mut had = earlier.first_step;
         let step = since.first_step.times().into_iter().zip(had.times());
         step.for_each(|(time, had)| *time = time.saturating_sub(*had));

@@ -388,8 +388,10 @@ impl Sums<'_> {
         let helps = !parts.helped.is_zero() || !settings.overlap && report.helps;
         let all = loads * settings.workers.max(1) as f64 + helped + if helps { used } else { 0.0 };
         let longest = copies.max(all / (workers.max(1) + usize::from(helps)) as f64);
+        // What came since an earlier report may begin with full slots.
+        let room = if report.first_step.is_earlier { wall } else { first };
         // As long as the mean, or if they are known, as long as they took.
-        let ahead = first.min(longest * depth as f64 / batches as f64).max(parts.early.as_secs_f64());
+        let ahead = room.min(longest * depth as f64 / batches as f64).max(parts.early.as_secs_f64());
         // Without overlap, no slot of a device is filled when an iteration begins.
         let filled = if settings.overlap { 0 } else { parts.starts * report.device_slots as u64 };
         let outside = parts.pauses.as_secs_f64() + ahead + longest * filled as f64 / batches as f64;
