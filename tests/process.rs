@@ -1,4 +1,4 @@
-//! What the system does to a process: signals, and the names of its threads.
+//! What the system does to a process: signals, the names of its threads, and the memory that is left to it.
 
 #![cfg(unix)]
 
@@ -74,4 +74,27 @@ fn threads_have_the_name_of_their_loader() {
     for wanted in ["valid-read\n", "twinbuf-read\n", "a-very-lon-read\n"] {
         assert!(names.iter().any(|name| name == wanted), "{names:?}");
     }
+}
+
+/// What does not fit the page cache is read past it, with buffers of the reader's own. Without that memory, a part of the model
+/// would be read from the disk in each pass though it fits.
+#[test]
+#[cfg(all(target_os = "linux", target_pointer_width = "64"))]
+fn a_stream_counts_the_buffers_of_its_reader_once() {
+    use twinbuf::mmap::{Groups, Reader};
+    const GROUP: usize = 256 << 20;
+    // A file without blocks that is larger than most machines' memory.
+    let tensors = (0..2048).map(|group| (group, "U8", [GROUP], GROUP));
+    let (_dir, path) = common::written("model.safetensors", twinbuf_testing::safetensors(tensors, []));
+    let file = std::fs::File::options().write(true).open(&path).unwrap();
+    file.set_len(file.metadata().unwrap().len() + 2048 * GROUP as u64).unwrap();
+    let groups =
+        twinbuf::stream::Tensors::open([&path]).unwrap().groups_by(|name| name.parse::<u32>().ok()).unwrap();
+    let choice = twinbuf::stream(groups).build().unwrap().report().choices[0];
+    // With more memory, or where no file is read past the page cache, all of it is read through that.
+    let Some(left) = choice.left.filter(|_| choice.cached < choice.data) else { return };
+    let slots = 2 * GROUP as u64;
+    let most = left - left / 16 - slots - Reader::<Groups>::MEMORY;
+    // Bytes of no group, such as the header, are in the page cache too.
+    assert!((most - (1 << 20)..=most).contains(&choice.cached), "wanted {most}, found {choice:?}");
 }

@@ -197,7 +197,8 @@ impl<B: Backend> StreamBuilder<B> {
         let wanted = schedule.memory().ok_or_else(|| too_large(&*schedule))?;
         let taken = memory_limit.map(|limit| limit.take(wanted, &*schedule)).transpose()?.map(Arc::new);
         let groups = schedule.groups().clone();
-        let reader = Arc::new(Reader::of_groups(groups, read_mode, wanted).map_err(Error::Open)?);
+        let own = wanted - Reader::<Groups>::MEMORY;
+        let reader = Arc::new(Reader::of_groups(groups, read_mode, own).map_err(Error::Open)?);
         let trace = options.open(0, 1)?;
         let source = Reading { reader: reader.clone(), schedule: schedule.clone(), _taken: taken.clone() };
         let memory =
