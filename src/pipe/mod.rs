@@ -662,8 +662,7 @@ impl<R: Ring> Pipe<R> {
                 return Poll::Pending;
             }
         }
-        let held = consumer.as_ref().map(R::depth);
-        let (option, slots) = held.unwrap_or(("depth", 0));
+        let (option, slots) = consumer.as_ref().map_or(("depth", 0), R::depth);
         Poll::Ready(Err(Error::SlotHeld { at: self.at(place), option, slots }))
     }
 
