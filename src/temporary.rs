@@ -59,7 +59,8 @@ impl Temporary {
                 // Before this call locked the file, another process mistook it for one that a killed process left: it has
                 // locked or removed it.
                 Ok(made)
-                    if made.as_ref().is_some_and(|made| lock(made, true) == Err(true)) || !path.exists() => {}
+                    if made.as_ref().is_some_and(|made| lock(made, true) == Err(true))
+                        || matches!(path.try_exists(), Ok(false)) => {}
                 made => return Ok(Self { path, target, prefix, old, lock: made? }),
             }
         }

@@ -70,7 +70,7 @@ MUTANTS = [
     (TEMPORARY, "writers look at the same time", "lock(turn, true) == Err(true)", "lock(turn, true) == Err(true) && false"),
     (WRITE, "shards may replace a link", ".symlink_metadata().is_err(),", ".metadata().is_err(),"),
     (TEMPORARY, "an older file that was removed is forgotten", ".or_else(|| self.old.clone())", ""),
-    (TEMPORARY, "nothing is locked", "made.as_ref().is_some_and(|made| lock(made, true) == Err(true)) || !path.exists()", "!path.exists()"),
+    (TEMPORARY, "nothing is locked", "made.as_ref().is_some_and(|made| lock(made, true) == Err(true))\n                        || matches!", "matches!"),
     (TEMPORARY, "a drop removes no folder", "        let _ = removed.or_else(|_| fs::remove_dir_all(&self.path));\n", "        let _ = removed;\n"),
     (TEMPORARY, "an empty folder takes a descriptor", ".or_else(|_| fs::remove_dir(&self.path))", ""),
 ]

@@ -23,6 +23,8 @@ pub enum Fault {
     Truncate(usize),
     /// This call, if it is a read, and all later reads are answered only after [`Mounted::release`].
     Delay,
+    /// From this call on, no file is found: its lookup fails.
+    Lost,
     /// A write takes half of the bytes.
     Short,
     /// A write takes half of the bytes, and the disk refuses the next one, which starts inside of a block.
@@ -185,6 +187,10 @@ const fn file(inode: INodeNo) -> usize {
 impl State {
     /// Counts a call and applies its fault, if any. Returns whether a write takes half of the bytes.
     fn count(&mut self, call: Call) -> Result<bool, Errno> {
+        if matches!((self.fault, call), (Some((at, Fault::Lost)), Call::Lookup(_)) if at <= self.calls.len())
+        {
+            return Err(Errno::EIO);
+        }
         if self.changing && !matches!(call, Call::Open(_) | Call::Change(_)) {
             return Ok(false);
         }
@@ -197,7 +203,7 @@ impl State {
                     (Fault::Error(number), _) => return Err(Errno::from_i32(number)),
                     (Fault::Short | Fault::Odd, _) => return Ok(true),
                     (Fault::Truncate(bytes), Some(file)) => self.data(FIRST + file as u64).truncate(bytes),
-                    (Fault::Truncate(_), None) => {}
+                    (Fault::Truncate(_), None) | (Fault::Lost, _) => {}
                     (Fault::Delay, _) => self.holding = true,
                 }
             }

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::io::Write as _;
 use std::path::Path;
+use std::time::Duration;
 
 use twinbuf::write::{Writer, WriterBuilder};
 use twinbuf::{Error, mmap};
@@ -97,4 +98,24 @@ fn a_disk_that_fails_at_any_call_leaves_a_whole_file_or_an_error() {
     }
     println!("{tried:?}");
     assert!(["fsync", "write"].iter().all(|call| tried.contains_key(&(Call::Change(call), false))));
+}
+
+/// Otherwise `build` took its file for one that another process has removed, and made files without end.
+#[test]
+fn a_file_that_cannot_be_looked_up_is_an_error() {
+    let folder = tempfile::tempdir().unwrap();
+    let Ok(system) = Mounted::new(folder.path(), Vec::new(), Caching::Changing, 12) else { return };
+    let path = folder.path().join("target");
+    system.fail_after(0, Fault::Lost);
+    let (tells, told) = std::sync::mpsc::channel();
+    let target = path.clone();
+    std::thread::spawn(move || tells.send(write(&target, false)));
+    let result = told.recv_timeout(Duration::from_secs(60));
+    let made = system.calls().iter().filter(|call| **call == Call::Change("create")).count();
+    system.heal();
+    let Ok(Err(Error::Write(why))) = &result else { panic!("{result:?}, {made} files") };
+    assert_eq!((why.source.raw_os_error(), made), (Some(libc::EIO), 1), "{why:?}");
+    // What could not be found, the next writer removes.
+    write(&path, false).unwrap();
+    assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
 }
