@@ -111,6 +111,7 @@ impl Front for Batches {
         let place = (lease.epoch, lease.step);
         state.put_back.extend(again.then_some((place, lease)));
         state.own.before = state.before(Some(place));
+        state.own.stepping &= !again; // it goes on when the batch comes again
         None
     }
 

@@ -153,8 +153,9 @@ pub(crate) struct State<F: Front> {
     pub(crate) iteration: u64,
     /// Set when the program closes the loader: from then on no iteration can begin.
     closes: bool,
-    /// Items that `next` received and did not return, because it raised an exception such as that of Ctrl-C, by epoch and
-    /// step. The following `next` returns the first one. There are several if threads share the iterator.
+    /// Items that `next` received and has not returned, while signals are handled, or because it raised an exception such as
+    /// that of Ctrl-C. By epoch and step. The following `next` returns the first one. There are several if threads share the
+    /// iterator.
     pub(crate) put_back: BTreeMap<(u64, u64), F::Item>,
     /// Items that were handed out and may be in use, in their order, with the number of their iteration.
     leases: VecDeque<(u64, Weak<Lease>)>,
@@ -220,10 +221,8 @@ impl<F: Front> State<F> {
 
     /// Returns how long the program has used the next slot, if it still does.
     fn held_for(&self) -> Option<Duration> {
-        match &self.run {
-            Run::Running(items) => items.held_for(),
-            _ => None,
-        }
+        let Run::Running(items) = &self.run else { return None };
+        items.held_for()
     }
 
     /// If the program still uses the next slot, frees the slot of the oldest item: the item takes the memory along, and
@@ -442,8 +441,9 @@ impl<F: Front> Loop<F> {
         let Shared { state, front, .. } = &*self.shared;
         self.shared.check(py)?;
         check_end(py)?;
-        let iteration = self.number();
-        let next = |state: &mut State<F>| state.next(front, iteration, Duration::ZERO);
+        let next = |state: &mut State<F>| state.next(front, self.number(), Duration::ZERO);
+        // If this call reads the item itself, signals come meanwhile as they do in a wait.
+        let waited = waited.or(front.reads().then_some(Duration::ZERO));
         let asked = match waited {
             Some(waited) => {
                 py.check_signals()?;
@@ -453,14 +453,19 @@ impl<F: Front> Loop<F> {
                     loop {
                         let mut state = state.lock();
                         // Which slot is needed may have changed since this thread asked.
-                        let mut found = (Ok(false), state.next(front, iteration, Duration::ZERO));
+                        let mut found = (Ok(false), next(&mut state));
                         if matches!(found.1, Ok(Poll::Pending)) {
                             let slice = if made_here { Duration::ZERO } else { rest };
-                            found = (state.free_a_slot(), state.next(front, iteration, slice));
+                            found = (state.free_a_slot(), state.next(front, self.number(), slice));
                         }
                         let waits = made_here && matches!(found, (Ok(false), Ok(Poll::Pending)));
                         if !waits || state.held_for().is_none() || since.elapsed() >= rest {
-                            return found;
+                            return match found {
+                                (freed, Ok(Poll::Ready(Some(item)))) => {
+                                    (freed, Err(front.put_back(&mut state, item, true)))
+                                }
+                                (freed, other) => (freed, Ok(other)),
+                            };
                         }
                         // Without the lock: another thread may be about to ask.
                         drop(state);
@@ -469,12 +474,12 @@ impl<F: Front> Loop<F> {
                 };
                 let (freed, asked) = detached(py, || front.wait(wait));
                 // An error of the item goes first: it comes only once.
-                if let Some(Err(raised)) = asked.is_ok().then(|| self.tell(py, freed)) {
-                    if let Ok(Poll::Ready(Some(item))) = asked {
-                        self.shared.put_back(py, self.number(), item, true);
-                    }
-                    return Err(raised);
+                if !matches!(asked, Ok(Err(_))) {
+                    // An item was put back: a signal's handler finds the position before it, and may end the iteration.
+                    self.tell(py, freed)?;
+                    py.check_signals()?;
                 }
+                let asked = asked.unwrap_or_else(|_| state.with(py, next));
                 // Not before it has asked: a loop that waits for nothing has kept items too.
                 if let (true, Ok(Poll::Pending), Some(waited)) = (rest.is_zero(), &asked, self.timeout) {
                     let reading = state.with(py, |state| state.run.reading());
@@ -482,8 +487,6 @@ impl<F: Front> Loop<F> {
                 }
                 asked
             }
-            // This call reads the item itself, so release the GIL.
-            None if front.reads() => state.detached(py, next),
             // Most items are ready already: there is no reason to release the GIL and wait to get it back.
             None => state.with(py, next),
         };

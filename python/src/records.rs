@@ -399,10 +399,8 @@ impl Step {
     }
 
     pub(crate) fn object(&self) -> Option<&Arc<Object>> {
-        match self {
-            Self::Map(function) => Some(&function.object),
-            _ => None,
-        }
+        let Self::Map(function) = self else { return None };
+        Some(&function.object)
     }
 }
 

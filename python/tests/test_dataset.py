@@ -421,6 +421,47 @@ def test_a_signals_handler_asks_while_a_batch_is_made_in_its_thread(kind: str, t
     assert asked == got == list(range(len(loader.plan)))
 
 
+@pytest.mark.parametrize("kind", ["", "map", "device", "prefetch"])
+def test_a_signals_handler_finds_the_state_before_the_batch_that_is_waited_for(kind: str) -> None:
+    """It was the one after that batch: a job that saved it and ended had lost the batch."""
+
+    def read(_: np.ndarray) -> None:
+        assert asked.wait(60)
+        asked.clear()
+        signal.pthread_kill(main, signal.SIGUSR1)
+
+    asked, main, ahead, got = threading.Event(), threading.get_ident(), [], []
+    options: dict[str, Any] = {"map": {"map": lambda batch: batch}, "device": {"device": Now()}}
+    loader = loader_of(Numbers(200, read), 2, **options.get(kind, {}))
+    around = tb.prefetch(loader, device=Now()) if kind == "prefetch" else loader
+    with handled(signal.SIGUSR1, lambda *_: ahead.append(around.state_dict()["step"] - len(got))):
+        items = iter(around)
+        for _ in range(100):
+            asked.set()
+            next(items)
+            got.append(0)
+    assert ahead == [0] * 100
+
+
+def test_a_signals_handler_that_ends_the_loop_meanwhile_gives_it_no_batch() -> None:
+    """The loop had one more batch, which the closed loader's state did not count."""
+
+    def read(indices: np.ndarray) -> None:
+        if indices[0] == 4:
+            assert asked.wait(60)
+            signal.pthread_kill(main, signal.SIGUSR1)
+
+    asked, main = threading.Event(), threading.get_ident()
+    loader = loader_of(Numbers(20, read), 2)
+    items = loader.epoch(0)
+    with handled(signal.SIGUSR1, lambda *_: loader.close()):
+        assert [next(items).step for _ in range(2)] == [0, 1]
+        asked.set()
+        with pytest.raises(tb.LoaderError, match="closed"):
+            next(items)
+    assert loader.state_dict()["step"] == 2
+
+
 def test_a_handler_that_asks_for_a_batch_at_any_time_takes_nothing_away() -> None:
     def ask(*_: object) -> None:
         try:
