@@ -241,17 +241,17 @@ impl Loader {
         Ok(())
     }
 
-    /// Make ``epoch`` the next one for a trainer, which counts epochs from 0 on: a loaded state with steps left stays, and
-    /// after it no epoch comes again.
+    /// Make ``epoch`` the next one for a trainer, which counts epochs from 0 on: a loaded state with steps left stays, unless
+    /// it is of an earlier epoch, which the trainer has left early. After it no epoch comes again.
     fn _reach_epoch(&self, py: Python<'_>, epoch: u64) -> PyResult<()> {
         self.shared.check(py)?;
         let plan = &self.plan.get().inner;
         self.shared.state.with(py, |state| {
-            let own = &mut state.own;
-            own.resume.take_if(|at| at.steps_left(plan, at.epoch().saturating_add(1)).unwrap_or(0) == 0);
-            if own.resume.is_none() {
+            let left = |at: &Checkpoint| at.steps_left(plan, at.epoch().saturating_add(1)).unwrap_or(0);
+            state.own.resume.take_if(|at| at.epoch() < epoch || left(at) == 0);
+            if state.own.resume.is_none() {
                 let next = &self.shared.front.next_epoch;
-                let least = if own.loaded { next.load(Ordering::Relaxed) } else { 0 };
+                let least = if state.own.loaded { next.load(Ordering::Relaxed) } else { 0 };
                 next.store(epoch.max(least), Ordering::Relaxed);
             }
         });

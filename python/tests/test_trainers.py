@@ -38,15 +38,16 @@ class Model(lightning.LightningModule):
         super().__init__()
         self.layer = torch.nn.Linear(1, 1)
 
-    def training_step(self, batch, index):
-        numbers = batch.torch()
+    def training_step(self, numbers, index):
         use(numbers)
-        return self.layer(numbers.float()).mean()
+        loss = self.layer(numbers.float()).mean()
+        self.log("loss", loss, on_epoch=True)
+        return loss
 
     def configure_optimizers(self):
         return torch.optim.SGD(self.parameters(), 0.1)
 
-loader = tb.Loader(data, plan)
+loader = tb.Loader(data, plan, map=tb.Batch.torch)
 every = {"every_n_train_steps": 1, "save_top_k": 0, "save_last": True}
 checkpoint = lightning.pytorch.callbacks.ModelCheckpoint(folder, **every)
 trainer = lightning.Trainer(
@@ -168,6 +169,7 @@ def test_the_recipe_for_transformers_trains(tmp_path: Path) -> None:
         (37, (2, 3, 9), [(2, 5), (3, 0), (9, 0)]),
         (16, (1, 2), [(1, 0), (2, 0)]),  # saved in the last step of an epoch
         (17, (0, 1), [(1, 1), (2, 0)]),  # as a short loader that a trainer goes through twice in its epoch 0
+        (5, (1, 2), [(1, 0), (2, 0)]),  # saved in the last step of an epoch that the trainer leaves early
         (0, (4, 1), [(4, 0), (1, 0)]),  # another training with the same loader
     ],
 )
