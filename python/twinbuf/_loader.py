@@ -229,7 +229,7 @@ class Loader(_Loader, Generic[Made]):
         """
         found = epochs if isinstance(epochs, range) else range(values.whole("epochs", epochs))
         if found.step != 1:
-            raise OptionError("epochs: wanted a range with a step of 1")
+            raise OptionError(f"epochs: wanted a range with a step of 1, found {found}")
         several = values.whole("epochs", found.start), values.whole("epochs", found.stop)
         return self._iterate(timeout, several, single=False)
 
