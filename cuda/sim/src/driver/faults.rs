@@ -93,15 +93,19 @@ fn protect((from, to, prot): Closed) -> bool {
 const OPEN: c_int = sys::PROT_READ | sys::PROT_WRITE;
 
 thread_local! {
-    /// The page that is open for this thread's next instruction within a call of the driver, as it was.
-    static OPENED: Cell<Option<Closed>> = const { Cell::new(None) };
+    /// The pages that are open for this thread's next instruction within a call of the driver, as they were. A signal's handler
+    /// may run before that instruction, and use others.
+    static OPENED: Cell<[Option<Closed>; 8]> = const { Cell::new([None; 8]) };
 }
 
 /// Opens a page for one instruction of the driver itself: a call stores its result beside what a copy uses.
 fn open_in_call(address: u64) -> bool {
     let Some((.., prot)) = pages_at(address) else { return false };
     let (page, end) = (address / PAGE * PAGE, address / PAGE * PAGE + PAGE);
-    OPENED.set(Some((page, end, prot)));
+    let mut opened = OPENED.get();
+    let Some(free) = opened.iter_mut().find(|page| page.is_none()) else { return false };
+    *free = Some((page, end, prot));
+    OPENED.set(opened);
     protect((page, end, OPEN))
 }
 
@@ -126,10 +130,10 @@ extern "C" fn on_fault(signal: c_int, info: *mut SigInfo, context: *mut c_void) 
 }
 
 extern "C" fn on_step(signal: c_int, info: *mut SigInfo, context: *mut c_void) {
-    if let Some(page) = OPENED.take() {
+    let opened = OPENED.take();
+    if opened[0].is_some() {
         Instruction::stopped(context).trap_after_this(false);
-        protect(page);
-        return;
+        return opened.into_iter().flatten().for_each(|page| _ = protect(page));
     }
     let pages = stepped();
     if pages.is_empty() {

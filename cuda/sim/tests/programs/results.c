@@ -1,5 +1,5 @@
 // Calls put results beside the bytes that a copy uses, as a program does that keeps the state of a slot in its memory; so does
-// a handler of a signal, at any time. With an argument, the program races with the copy.
+// a handler of a signal, at any time, and another slot's too. With an argument, the program races with the copy.
 #include "program.h"
 #include <signal.h>
 #include <sys/time.h>
@@ -11,11 +11,12 @@ static struct {
     CUdeviceptr more;
     volatile int alarms;
     char bytes[1000];
-} *slot;
+} *slot, *other;
 
 static void alarmed(int number) {
     (void)number;
     slot->alarms++;
+    other->alarms++;
 }
 static void every(int microseconds) {
     struct itimerval interval = {{0, microseconds}, {0, microseconds}};
@@ -32,7 +33,8 @@ int main(int count, char **arguments) {
     CK(cuEventRecord(start, on));
     CK(cuEventRecord(stop, on));
     slot = (void *)pinned();
-    slot->alarms = 0;
+    other = (void *)pinned();
+    slot->alarms = other->alarms = 0;
     signal(SIGALRM, alarmed);
     every(1000);
     for (int batch = 0; batch < BATCHES || slot->alarms < 20; batch++) {
@@ -40,6 +42,7 @@ int main(int count, char **arguments) {
         memset(slot->bytes, batch, sizeof slot->bytes);
         slot->milliseconds = -1;
         CK(cuMemcpyHtoDAsync(memory, slot->bytes, sizeof slot->bytes, on));
+        CK(cuMemcpyHtoDAsync(memory, other->bytes, sizeof other->bytes, on));
         CK(cuEventElapsedTime(&slot->milliseconds, start, stop));
         CK(cuMemAlloc(&slot->more, 64));
         if (slot->milliseconds < 0 || !slot->more) return 4;
