@@ -10,6 +10,7 @@ import threading
 import time
 import weakref
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -108,7 +109,7 @@ def test_an_error_of_the_iterable_passes(capsys: pytest.CaptureFixture[str]) -> 
 def test_a_loop_that_goes_on_after_an_error_is_reported_at_its_end(capsys: Any) -> None:
     class Fails(Rewinding):
         def __next__(self) -> int:
-            if (number := super().__next__()) == 2:
+            if (number := super().__next__()) in (2, 4, 6):
                 raise OSError
             return number
 
@@ -117,8 +118,34 @@ def test_a_loop_that_goes_on_after_an_error_is_reported_at_its_end(capsys: Any) 
     with pytest.raises(OSError):
         next(items)
     assert capsys.readouterr().err.startswith("1 epoch, 1 batch in")
-    assert list(items) == [3, 4, 5, 6, 7, 8, 9]
-    assert " 8 batches in" in capsys.readouterr().err
+    # One report is enough for all errors.
+    for number in (3, 5):
+        assert next(items) == number
+        with pytest.raises(OSError):
+            next(items)
+    assert capsys.readouterr().err == ""
+    assert list(items) == [7, 8, 9]
+    assert "epochs, 6 batches in" in capsys.readouterr().err
+
+
+def test_a_thread_that_gets_the_last_item_after_the_end_prints_no_second_report(capsys: Any) -> None:
+    def wait() -> Iterator[int]:
+        yield 0
+        inside.set()
+        go.wait(60)
+        yield 1
+
+    inside, go = threading.Event(), threading.Event()
+    items = iter(tb.watch(wait()))
+    assert next(items) == 0
+    with ThreadPoolExecutor(1) as other:
+        last = other.submit(next, items)
+        assert inside.wait(60)
+        items.close()
+        go.set()
+        assert last.result() == 1
+    assert list(items) == []
+    assert capsys.readouterr().err.count("epoch") == 1
 
 
 def test_a_wait_with_a_limit_is_no_end_of_the_loop(capsys: Any) -> None:

@@ -99,7 +99,8 @@ class Watched(Around[T]):
 class _Epoch(Generic[T]):
     """Hands on the items of an epoch as they are. After Ctrl-C the next call has the item that came."""
 
-    _ended = True  # until the epoch has begun
+    # Whether the report was printed: until the epoch has begun, as if it was; and whether for an error.
+    _ended, _failed = True, False
 
     def __init__(self, watched: Watched[T], epoch: int) -> None:
         start = time.perf_counter()
@@ -128,11 +129,11 @@ class _Epoch(Generic[T]):
             # From here to the end nothing is called, so no signal is handled.
             item, *came = came
             self._step += 1
-            self._ended = False  # also after an error: the iterator has gone on
+            self._ended = self._ended and not self._failed  # after an error the iterator has gone on
             return item
         except Exception as raised:
             if not isinstance(raised, LoaderTimeoutError):  # the next call waits again
-                self._end()
+                self._end(not isinstance(raised, StopIteration))
             raise
         finally:
             self._came += came
@@ -141,10 +142,11 @@ class _Epoch(Generic[T]):
         self._items, self._came = map(next, ()), []
         self._end()
 
-    def _end(self) -> None:
-        """End the epoch, and print the report."""
-        if not self._ended and self._pid == os.getpid():  # a forked child must not end its parent's loop
-            self._ended = True
+    def _end(self, failed: bool = False) -> None:
+        """End the epoch, and print the report, of several errors only for the first one."""
+        # A forked child must not end its parent's loop.
+        if not self._ended and not (failed and self._failed) and self._pid == os.getpid():
+            self._ended, self._failed = True, failed
             self._watched._recorder.ended()
             if (report := self._watched.report()).batches and sys.stderr is not None:
                 with contextlib.suppress(OSError, ValueError):  # closed: the program has trained all the same
