@@ -446,7 +446,6 @@ impl<F: Front> Loop<F> {
         let waited = waited.or(front.reads().then_some(Duration::ZERO));
         let asked = match waited {
             Some(waited) => {
-                py.check_signals()?;
                 let rest = self.timeout.map_or(SLICE, |timeout| timeout.saturating_sub(waited).min(SLICE));
                 let wait = || {
                     let (since, made_here) = (Instant::now(), front.is_made_by_loop());
@@ -460,12 +459,9 @@ impl<F: Front> Loop<F> {
                         }
                         let waits = made_here && matches!(found, (Ok(false), Ok(Poll::Pending)));
                         if !waits || state.held_for().is_none() || since.elapsed() >= rest {
-                            return match found {
-                                (freed, Ok(Poll::Ready(Some(item)))) => {
-                                    (freed, Err(front.put_back(&mut state, item, true)))
-                                }
-                                (freed, other) => (freed, Ok(other)),
-                            };
+                            let (freed, asked) = found;
+                            let Ok(Poll::Ready(Some(item))) = asked else { return (freed, Ok(asked)) };
+                            return (freed, Err(front.put_back(&mut state, item, true)));
                         }
                         // Without the lock: another thread may be about to ask.
                         drop(state);
@@ -479,7 +475,11 @@ impl<F: Front> Loop<F> {
                     self.tell(py, freed)?;
                     py.check_signals()?;
                 }
-                let asked = asked.unwrap_or_else(|_| state.with(py, next));
+                // The handler may have forked. If it or another thread has the item, no other is read here, with the GIL.
+                let gone =
+                    |state: &State<F>| front.reads() && state.put_back.is_empty() && self.is_current(state);
+                let next = |state: &mut State<F>| if gone(state) { Ok(Poll::Pending) } else { next(state) };
+                let asked = asked.or_else(|_| self.shared.check(py).map(|()| state.with(py, next)))?;
                 // Not before it has asked: a loop that waits for nothing has kept items too.
                 if let (true, Ok(Poll::Pending), Some(waited)) = (rest.is_zero(), &asked, self.timeout) {
                     let reading = state.with(py, |state| state.run.reading());

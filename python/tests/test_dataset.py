@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import gc
 import itertools
+import operator
 import signal
 import threading
 import time
@@ -460,6 +461,28 @@ def test_a_signals_handler_that_ends_the_loop_meanwhile_gives_it_no_batch() -> N
         with pytest.raises(tb.LoaderError, match="closed"):
             next(items)
     assert loader.state_dict()["step"] == 2
+
+
+def test_a_signals_handler_may_take_the_batch_that_was_read_without_overlap(tmp_path: Path) -> None:
+    """The next one was read with the GIL, and no signal was handled before it counted."""
+
+    def take(got: list[int]) -> None:  # one call from C: no signal is handled between the two
+        got.extend(map(operator.attrgetter("step"), itertools.islice(items, 1)))
+
+    def interrupt(*_: object) -> None:
+        if taken:
+            ahead.append(loader.state_dict()["step"] - len(got) - len(taken))
+        else:
+            take(taken)
+            signal.setitimer(signal.ITIMER_REAL, 0.002)
+
+    np.lib.format.open_memmap(tmp_path / "x.npy", "w+", "uint8", (4, 1 << 26))
+    loader = loader_of(tb.Records.open_npy(tmp_path / "x.npy"), 1, overlap=False)
+    items, got, taken, ahead = loader.epoch(0), list[int](), list[int](), list[int]()
+    with handled(signal.SIGALRM, interrupt):
+        signal.setitimer(signal.ITIMER_REAL, 0.002)
+        take(got)
+    assert sorted([*got, *taken]) == list(range(len(got) + len(taken))) and not any(ahead)
 
 
 def test_a_handler_that_asks_for_a_batch_at_any_time_takes_nothing_away() -> None:
